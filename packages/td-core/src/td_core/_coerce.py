@@ -187,7 +187,7 @@ def _coerce_collection(
     except BatchSizeError as error:
         raise BatchSizeError(f"{show_path(path)}: {error}") from None
     if device is not None and fitted.device != device:
-        return fitted.to(device, non_blocking=non_blocking or None)  # type: ignore[attr-defined,no-any-return]
+        return fitted.to(device, non_blocking=non_blocking or None)
     return fitted
 
 

@@ -145,7 +145,7 @@ class ConversionMixin(Core):
                 # Hot path: a type check is faster than isinstance with an abstract class.
                 if (type(child) is type(self) or isinstance(child, Core)) and not child._is_value:
                     if tolist_first and child.batch_size:
-                        out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)  # type: ignore[attr-defined]
+                        out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)
                     else:
                         out[key] = below = dict(child._schema.list_entries(child))
                         todo.append(below)
@@ -189,7 +189,7 @@ class ConversionMixin(Core):
             part.tolist(
                 convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first
             )
-            for part in self.unbind(0)  # type: ignore[attr-defined]
+            for part in self.unbind(0)
         ]
         return LinkedList(items, td=self) if as_linked_list else items
 

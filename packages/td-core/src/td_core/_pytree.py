@@ -179,7 +179,8 @@ def _get_shape(child: Any) -> tuple[object, ...] | None:
     """Return the shape of a leaf, the batch size of a node, or None for any other object."""
     # Hot path: a type check is faster than isinstance with an abstract class.
     if type(child) in PLAIN and not child.is_nested:
-        return child.shape  # type: ignore[no-any-return]
+        shape: torch.Size = child.shape
+        return shape
     if isinstance(child, Core):
         return child.batch_size
     return get_display_shape(child) if isinstance(child, Tensor) else None

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ._collection import Core
+
+NodeT = TypeVar("NodeT", bound=Core)
 
 __all__ = ["StorageBackend", "Keeper", "get_backends"]
 
@@ -27,13 +29,13 @@ class StorageBackend:
 
     __slots__ = ()
 
-    def clone(self, node: Core) -> Core | None:
+    def clone(self, node: NodeT) -> NodeT | None:
         """Return an unlocked copy of ``node``."""
 
-    def move(self, node: Core, device: torch.device, non_blocking: bool | None) -> Core | None:
+    def move(self, node: NodeT, device: torch.device, non_blocking: bool | None) -> NodeT | None:
         """Return ``node`` on another device."""
 
-    def pin(self, node: Core) -> Core | None:
+    def pin(self, node: NodeT) -> NodeT | None:
         """Return ``node`` in pinned memory."""
 
     def write(

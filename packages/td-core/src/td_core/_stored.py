@@ -486,7 +486,8 @@ class Converted:
     def read(self, index: SourceIndex) -> Tensor:
         """Read the whole view, convert it, and index the result."""
         whole = self.func(self.view.clone(), *self.arguments)
-        return whole.resolve_conj().resolve_neg()[index].cpu().clone()  # type: ignore[no-any-return]
+        copy: Tensor = whole.resolve_conj().resolve_neg()[index].cpu().clone()
+        return copy
 
     def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
         """Raise LockedError."""

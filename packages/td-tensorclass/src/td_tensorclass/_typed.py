@@ -260,7 +260,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             inner = inner._with_children({**inner._children(), **levels})
         made: Node = cls._wrap_dense(inner)
         if saved._locked is True:
-            made.lock_()  # type: ignore[attr-defined]
+            made.lock_()
         return made
 
     @classmethod

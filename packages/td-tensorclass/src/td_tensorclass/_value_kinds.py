@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,7 +25,10 @@ _ONE_VALUE = frozenset(
 )
 
 
-def _apply_header(node: Any, meta: dict[str, object]) -> Any:
+NodeT = TypeVar("NodeT", NonTensorDataBase, NonTensorStack, UnbatchedNode)
+
+
+def _apply_header(node: NodeT, meta: dict[str, object]) -> NodeT:
     """Set the device, names and lock of a node from its header."""
     _, device, names, locked = read_header({"batch_size": [*node.batch_size], **meta})
     node._device = node._device if device is None else device
@@ -43,7 +46,7 @@ def _flatten_data(node: NonTensorDataBase) -> Record:
 def _unflatten_data(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
     size = read_header_field(record.meta, "batch_size", list)
     node = (record.cls or cls)(record.values["data"], record.values.get("_metadata"), batch_size=size)
-    return _apply_header(node, record.meta)  # type: ignore[no-any-return]
+    return _apply_header(node, record.meta)
 
 
 def _flatten_stack(node: NonTensorStack) -> Record:
@@ -81,7 +84,7 @@ def _unflatten_stack(record: Record) -> NonTensorStack:
         )
     stack = (record.cls or NonTensorStack)._of(values, size)
     _join_as(stack, record.meta)
-    return _apply_header(stack, record.meta)  # type: ignore[no-any-return]
+    return _apply_header(stack, record.meta)
 
 
 def _data_to_directory(node: NonTensorDataBase) -> Record:
@@ -101,7 +104,7 @@ def _data_from_values(cls: type[NonTensorDataBase], record: Record) -> NonTensor
     if "data" not in values:
         raise FormatError(f"a {cls.__name__} has no data")
     node = (record.cls or cls)(values["data"], values.get("_metadata"), batch_size=size)
-    return _apply_header(node, {"names": record.meta.get("_names")})  # type: ignore[no-any-return]
+    return _apply_header(node, {"names": record.meta.get("_names")})
 
 
 def _data_from_directory(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
@@ -132,7 +135,7 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
     stack = (record.cls or NonTensorStack).from_list(data, None if size is None else len(size))
     _join_as(stack, record.meta)
     meta = {"device": record.meta.get("device"), "names": record.meta.get("_names")}
-    return _apply_header(stack, meta)  # type: ignore[no-any-return]
+    return _apply_header(stack, meta)
 
 
 def _stack_to_buffer(node: NonTensorStack) -> Record:
@@ -192,7 +195,7 @@ def _flatten_unbatched(node: UnbatchedNode) -> Record:
 def _unflatten_unbatched(record: Record) -> UnbatchedNode:
     data: Any = record.entries["data"]
     node = UnbatchedNode(data, torch.Size(read_header_field(record.meta, "stands_for", list)))
-    return _apply_header(node, record.meta)  # type: ignore[no-any-return]
+    return _apply_header(node, record.meta)
 
 
 def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:

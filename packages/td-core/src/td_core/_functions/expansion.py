@@ -57,7 +57,7 @@ def expand_as_right(tensor: Any, dest: Any) -> Any:
             f"cannot expand to the right: the batch size {list(size)} does not start {list(target)}"
         )
     ndim, extra = len(size), target[len(size) :]
-    return tensor.apply(  # type: ignore[attr-defined]
+    return tensor.apply(
         lambda leaf: leaf[(slice(None),) * ndim + (None,) * len(extra)].expand(*target, *leaf.shape[ndim:]),
         batch_size=target,
     )

@@ -209,7 +209,7 @@ def _unpad_row(row: object, mask: object, pad_dim: int) -> object:
         sizes.append(torch.Size(size))
         for key, child in dict(node._children()).items():
             path = (*prefix, key)
-            inner = masks.get(key, None) if isinstance(masks, Core) else masks  # type: ignore[attr-defined]
+            inner = masks.get(key, None) if isinstance(masks, Core) else masks
             if isinstance(child, Tensor) and inner is not None:
                 entries[key] = child.narrow(pad_dim, *_find_run(inner, pad_dim, child.ndim, path))
             elif has_entries(child):

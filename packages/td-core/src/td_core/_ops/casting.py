@@ -89,9 +89,9 @@ class CastingMixin(DeviceMixin):
         if not recurse:
             return self._shallow_copy()
         for attachment in get_backends(self):
-            copied: Any = attachment.clone(self)
+            copied = attachment.clone(self)
             if copied is not None:
-                return copied  # type: ignore[no-any-return]
+                return copied
         try:
             return self._clone_leaves()
         except LEAF_ERRORS as error:
@@ -218,7 +218,7 @@ class CastingMixin(DeviceMixin):
         """
         if all(leaf.grad is None for leaf in self._leaves()):
             return None
-        return self.apply(attrgetter("grad"), filter_empty=True)  # type: ignore[attr-defined, no-any-return]
+        return self.apply(attrgetter("grad"), filter_empty=True)  # type: ignore[no-any-return]
 
     @grad.setter
     def grad(self, value: Core | None) -> None:
@@ -275,7 +275,7 @@ class CastingMixin(DeviceMixin):
         """
         if gradient is not None and not isinstance(gradient, Core):
             raise TypeError(f"backward: gradient is a collection; got {type(gradient).__name__}")
-        tracked: Any = self.apply(lambda leaf: leaf if leaf.requires_grad else None, filter_empty=True)  # type: ignore[attr-defined]
+        tracked: Any = self.apply(lambda leaf: leaf if leaf.requires_grad else None, filter_empty=True)
         if tracked is None:
             raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
         leaves = tracked._leaves()
@@ -283,7 +283,7 @@ class CastingMixin(DeviceMixin):
         if gradient is None:
             gradients = [None] * len(leaves)
         else:
-            tracked._flatten_other(gradient.select(*tracked.keys(True, True), strict=False), gradients)  # type: ignore[attr-defined]
+            tracked._flatten_other(gradient.select(*tracked.keys(True, True), strict=False), gradients)
         for leaf, given_gradient in zip(leaves, gradients, strict=True):
             if given_gradient is None and leaf.numel() != 1:
                 raise RuntimeError(
@@ -446,9 +446,9 @@ class CastingMixin(DeviceMixin):
             leaf = leaf.pin_memory() if pin_memory else leaf
             # A detached leaf does not require gradients, and vmap forbids requires_grad_(False).
             made.append(leaf.requires_grad_() if requires_grad else leaf)
-        result: Any = shape._unflatten(made)
+        result: Self = shape._unflatten(made)
         set_device_labels(result, goal)
-        return result  # type: ignore[no-any-return]
+        return result
 
 
 def _keep_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -462,7 +462,7 @@ def _iter_pairs(node: Core, value: object, name: str) -> list[tuple[Tensor, Tens
     """Pair the leaves of ``node`` and ``value`` by key; StructureError if shapes, or the dtypes of gradients, differ."""
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
-    target = node.select(*value.keys(True, True))  # type: ignore[attr-defined]
+    target = node.select(*value.keys(True, True))
     provided: list[Tensor] = []
     target._flatten_other(value, provided)
     pairs = list(zip(target._leaves(), provided, strict=True))
@@ -494,7 +494,7 @@ def _make_new(
     place = None if device is NO_DEFAULT else label
 
     def make(leaf: Tensor, shape: Shape) -> Tensor:
-        return getattr(leaf, name)(  # type: ignore[no-any-return]
+        made: Tensor = getattr(leaf, name)(
             shape,
             *filled,
             dtype=dtype or leaf.dtype,
@@ -503,6 +503,7 @@ def _make_new(
             layout=layout,
             pin_memory=bool(pin_memory),
         )
+        return made
 
     plan = (NewEmptyStacks if empty_lazy else NewBatch)(node.batch_size, new, make)
     result = transform(name, node, plan)

@@ -245,10 +245,10 @@ class DeviceMixin(DtypeMixin):
                 return _resize_batch(self, batch_size)
             return self if torch.compiler.is_compiling() else undo_on_exit(self, do_nothing)
         elif moves_only and goal is not None and not inplace:
-            whole: Any = _move_by_backend(self, goal, non_blocking)
+            whole: Self | None = _move_by_backend(self, goal, non_blocking)
             if whole is not None:
                 whole = whole if batch_size is None else _resize_batch(whole, batch_size)
-                return write_back_on_exit(whole, self, _write_moved)  # type: ignore[no-any-return]
+                return write_back_on_exit(whole, self, _write_moved)
         leaves: list[Tensor] = []
         levels = source._flatten_leaves(leaves)
         try:
@@ -296,9 +296,9 @@ class DeviceMixin(DtypeMixin):
         if inplace:
             check_unlocked_below(self, "replace leaves")
         for attachment in get_backends(self):
-            whole: Any = attachment.pin(self)
+            whole = attachment.pin(self)
             if whole is not None:
-                return whole  # type: ignore[no-any-return]
+                return whole
         leaves = self._leaves()
         result = self._unflatten(pin_leaves(leaves, num_threads))
         if not inplace:
@@ -336,7 +336,7 @@ class DeviceMixin(DtypeMixin):
                 leaf.share_memory_()
             except RuntimeError as error:
                 raise rephrase_error(error, f"cannot share {describe_leaf(self, leaf)}: {error}") from error
-        return self.lock_()  # type: ignore[attr-defined, no-any-return]
+        return self.lock_()
 
     def record_stream(self, stream: torch.cuda.Stream) -> Self:
         """Record in the CUDA allocator that a stream uses the leaves; return self. See :meth:`torch.Tensor.record_stream`.
@@ -367,14 +367,14 @@ def _cast_by_attrs(node: SelfT, attrs: Any, target: Target, accepts: CastFilter 
             non_blocking=bool(target.non_blocking),
         )
 
-    apply: Any = node.named_apply  # type: ignore[attr-defined]
-    result = apply(cast_entry, nested_keys=True, device=None, filter_empty=False)
+    result: SelfT = node.named_apply(cast_entry, nested_keys=True, device=None, filter_empty=False)
     if node.device is not None and all(leaf.device == node.device for leaf in result._leaves()):
         set_device_labels(result, node.device)
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def _resize_batch(node: SelfT, batch_size: torch.Size) -> SelfT:
-    result: Any = node._shallow_copy()
-    result.batch_size = batch_size
-    return result  # type: ignore[no-any-return]
+    result = node._shallow_copy()
+    inner: Any = result  # each kind has its own setter
+    inner.batch_size = batch_size
+    return result

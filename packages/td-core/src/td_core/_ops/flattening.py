@@ -54,7 +54,7 @@ def _find_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
         return is_leaf_or_value(cls) or (is_leaf is not None and is_leaf(cls))
 
     seen: dict[str, object] = {}
-    for key in root.keys(True, True, is_kept):  # type: ignore[attr-defined]
+    for key in root.keys(True, True, is_kept):
         joined = separator.join(unravel_key_to_tuple(key))
         other = seen.setdefault(joined, key)
         if other is not key:

@@ -102,7 +102,7 @@ def _expand_for_tensor(node: CoreT, name: str, tensor: Tensor) -> CoreT:
     if not tensor.ndim or tensor.shape == node.batch_size:
         return node
     size = _broadcast(name, tensor.shape, node.batch_size)
-    return node if size == node.batch_size else node.expand(size)  # type: ignore[attr-defined]
+    return node if size == node.batch_size else node.expand(size)
 
 
 def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:

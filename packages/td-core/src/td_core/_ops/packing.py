@@ -277,4 +277,5 @@ def _make_mask(node: Any, key: NestedKey) -> Tensor:
             mask = make_padded_tensor(key, parts, 0, False)
         return make_dense({"mask": mask}, mask.shape)
 
-    return _pad_node(node._map_members(mark), False)._children()["mask"]  # type: ignore[no-any-return]
+    mask: Tensor = _pad_node(node._map_members(mark), False)._children()["mask"]
+    return mask

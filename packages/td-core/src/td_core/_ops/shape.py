@@ -75,7 +75,7 @@ class ShapeMixin(EntryMixin, LockMixin):
             if dtype is not None and not shape and size is None:
                 seen_as = methodcaller("view", as_dtype(dtype))
                 try:
-                    return self.apply(seen_as, batch_size=batch_size)  # type: ignore[attr-defined, no-any-return]
+                    return self.apply(seen_as, batch_size=batch_size)  # type: ignore[no-any-return]
                 except LEAF_ERRORS as error:
                     raise_at_leaf(error, "view", self, seen_as, self._leaves())
             shape = parse_ints("view", shape, size)
@@ -275,7 +275,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         result: Any = self.expand(other.batch_size)
         for key in list(result.keys(True)):
             level: Any = result.get(key)
-            goal: Any = other.get(key, None)  # type: ignore[attr-defined]
+            goal: Any = other.get(key, None)
             # A tensorclass returns bare Python values for value nodes, which are not expanded.
             nodes = all(isinstance(item, Core) for item in (level, goal))
             if not nodes or level.batch_size == goal.batch_size:

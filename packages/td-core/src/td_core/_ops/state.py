@@ -143,7 +143,7 @@ class StateDictMixin(Core):
         root = _parse(self, state_dict, from_flatten)
         is_value = not has_entries(self)
         if is_value:
-            return self.update_(_build_value(self, root, assign))  # type: ignore[attr-defined,no-any-return]
+            return self.update_(_build_value(self, root, assign))
         load = _Load(self, strict, assign)
         with torch.no_grad():
             load.read(root)

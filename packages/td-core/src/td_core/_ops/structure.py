@@ -265,8 +265,8 @@ class StructureMixin(UpdateMixin):
             check_unlocked(self, "flatten the keys in place")
             _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
             return undo_on_exit(self, methodcaller("unflatten_keys", separator, inplace=True))
-        result = _rebuild(self, flatten_entries, separator, is_leaf)
-        return write_back_on_exit(result, self, _write_back_flat, separator)  # type: ignore[no-any-return]
+        result: Self = _rebuild(self, flatten_entries, separator, is_leaf)
+        return write_back_on_exit(result, self, _write_back_flat, separator)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Return a collection whose keys are split at ``separator`` into nested keys.
@@ -291,8 +291,8 @@ class StructureMixin(UpdateMixin):
             check_unlocked(self, "unflatten the keys in place")
             _replace_all(self, _rebuild(self, unflatten_entries, separator, False))
             return undo_on_exit(self, methodcaller("flatten_keys", separator, inplace=True))
-        result = _rebuild(self, unflatten_entries, separator, True)
-        return write_back_on_exit(result, self, _write_back_deep, separator)  # type: ignore[no-any-return]
+        result: Self = _rebuild(self, unflatten_entries, separator, True)
+        return write_back_on_exit(result, self, _write_back_deep, separator)
 
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key in place; the entry becomes the last one of its collection.
@@ -548,7 +548,8 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
             return node._with_children(children)
         return node._with_children(children, batch_size=batch_size, names=None)
 
-    return map_levels(root, fill, None, make=make)  # type: ignore[no-any-return]
+    entries: dict[str, Child] = map_levels(root, fill, None, make=make)
+    return entries
 
 
 def _replace_all(root: Core, other: Core) -> None:

@@ -122,7 +122,7 @@ def _unbind(input: Any, dim: int = 0) -> object:
 
 def _where(condition: object, input: object = None, other: object = None, *, out: Any = None) -> object:
     if isinstance(input, Core):
-        return input.where(condition, other, out=out)  # type: ignore[attr-defined]
+        return input.where(condition, other, out=out)
     if not isinstance(other, Core) or isinstance(condition, Core):
         raise TypeError("torch.where() takes a collection as its second or third argument only")
     return other.where(condition.logical_not(), input, out=out)  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwa
     leaves = inputs._leaves()
     result = torch.autograd.grad(computed, leaves, gradients, *args, **kwargs)
     by_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, result)}
-    return inputs.apply(lambda leaf: by_leaf[id(leaf)])  # type: ignore[attr-defined]
+    return inputs.apply(lambda leaf: by_leaf[id(leaf)])
 
 
 def _get_single(provided: object) -> object:

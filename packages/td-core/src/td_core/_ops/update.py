@@ -100,7 +100,7 @@ class UpdateMixin(EntryMixin):
             and _try_whole(self, input_dict_or_td, clone, inplace, non_blocking)
         ):
             return self
-        with self.unlock_() if ignore_lock and self._locked else nullcontext():  # type: ignore[attr-defined]
+        with self.unlock_() if ignore_lock and self._locked else nullcontext():  # type: ignore[union-attr]
             if self._locked and not inplace:
                 check_unlocked(self, "update")
             plan = Update(

@@ -71,7 +71,7 @@ def split_for_members(stack: Any, index: Any, value: Any, dims: int | None = Non
         return
     picked = members if along.picks is None else [members[i] for i in along.picks]
     for item in _split_broadcast(value, stack, lead, dims):
-        parts = item.unbind(along.stack_dim) if isinstance(item, Core) else [item] * len(picked)  # type: ignore[attr-defined]
+        parts = item.unbind(along.stack_dim) if isinstance(item, Core) else [item] * len(picked)
         for member, part in zip(picked, parts, strict=True):
             yield member, inner, part
 
@@ -97,7 +97,7 @@ def _split_uneven(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     if item or isinstance(value, NUMBERS) or (isinstance(value, Tensor) and not value.ndim):
         parts: Any = [value] * len(chosen)
     elif isinstance(value, Core) and dim < len(value.batch_size) and value.batch_size[dim] == len(chosen):
-        parts = value.unbind(dim)  # type: ignore[attr-defined]
+        parts = value.unbind(dim)
     else:
         raise StructureError(
             f"members of different batch sizes are written one at a time, from a number, or from a collection of as many "
