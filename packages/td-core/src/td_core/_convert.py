@@ -68,7 +68,7 @@ class ConversionMixin(Core):
         >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
         torch.Size([3])
         """
-        return cls._wrap_dense(  # type: ignore[no-any-return]
+        result: Self = cls._wrap_dense(
             source.from_dict(
                 input_dict,
                 auto_batch_size=auto_batch_size,
@@ -78,6 +78,7 @@ class ConversionMixin(Core):
                 names=names,
             )
         )
+        return result
 
     def from_dict_instance(
         self,
@@ -355,7 +356,8 @@ def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
             else:
                 out[key] = _as_entry(node, key, value) if isinstance(key, str) else value
 
-    return map_levels(like, fill, mapping, make=lambda _, out: out)  # type: ignore[no-any-return]
+    values: dict[str, Any] = map_levels(like, fill, mapping, make=lambda _, out: out)
+    return values
 
 
 @lru_cache(maxsize=256)

@@ -95,12 +95,12 @@ def _is_foreign(path: str) -> bool:
 
 
 def _method(compression: str | int | None) -> int:
-    method = _METHODS.get(compression, compression)  # type: ignore[arg-type]
-    if method not in _METHODS.values():
+    method = compression if isinstance(compression, int) else _METHODS.get(compression)
+    if method is None or method not in _METHODS.values():
         raise ValueError(
             f"unknown compression {compression!r}: one of {sorted(filter(None, _METHODS))}, or a constant of zipfile"
         )
-    return method  # type: ignore[return-value]
+    return method
 
 
 @contextlib.contextmanager
@@ -322,7 +322,7 @@ def unpack_memmap(
         # Leave out the archive's manifest: unpacking writes a new one.
         ours = (_file_names.MANIFEST,), (_file_names.SAVING,)
         files = {path: info for path, info in archive.files.items() if path not in ours}
-        left = sorted(files.keys() & find_save_files(archive).files)  # type: ignore[arg-type]
+        left = sorted(files.keys() & find_save_files(archive).files)
         report = make_reporter(progress, sum(info.file_size for info in files.values()), "unpack")
         with Staging(_fs.make_absolute(prefix), [*files, (_file_names.MANIFEST,)]) as staging:
             meta = files.pop((_file_names.META,))

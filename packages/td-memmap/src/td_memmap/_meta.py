@@ -56,6 +56,9 @@ class FileTree(Protocol):
     def stat(self, parts: Parts, name: str) -> os.stat_result | SimpleNamespace | None:
         """Return an object with the size and mode of a file or directory, or None if it does not exist."""
 
+    def stat_path(self, path: Parts) -> os.stat_result | SimpleNamespace | None:
+        """Return an object with the size and mode at a path, or None if nothing exists there."""
+
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
         """Return the content of a small file."""
 

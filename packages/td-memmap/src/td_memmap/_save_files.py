@@ -18,8 +18,8 @@ from td_core.errors import FormatError
 from td_core.spi import visit
 
 from . import _file_names
-from ._fs import DirectoryTree, Parts
-from ._meta import LIMIT, is_view, is_written
+from ._fs import Parts
+from ._meta import LIMIT, FileTree, is_view, is_written
 
 _FIXED = (_file_names.META, *_file_names.SIDECARS)
 #: Names of temporary files that remain if a process is killed while it adds a leaf or writes a value.
@@ -45,7 +45,7 @@ class SaveFiles:
 _NO_JSON = object()
 
 
-def _read(tree: DirectoryTree, parts: Parts, name: str) -> Any:
+def _read(tree: FileTree, parts: Parts, name: str) -> Any:
     """Parse a JSON file; return ``_NO_JSON`` if it cannot be read."""
     try:
         return json.loads(tree.read(parts, name, LIMIT))
@@ -53,7 +53,7 @@ def _read(tree: DirectoryTree, parts: Parts, name: str) -> Any:
         return _NO_JSON
 
 
-def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> SaveFiles:
+def find_save_files(tree: FileTree, wanted: Collection[Parts] = ()) -> SaveFiles:
     """Return the files of the save in ``tree``; ``wanted`` names child directories for releases that did not list them."""
     result = SaveFiles()
     # Ignore a ``%saving`` that is missing or unreadable.
@@ -101,7 +101,7 @@ def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> Save
 
 
 def _read_level(
-    tree: DirectoryTree, parts: Parts, listing: Collection[str], recorded: Mapping[str, object]
+    tree: FileTree, parts: Parts, listing: Collection[str], recorded: Mapping[str, object]
 ) -> dict[str, Any] | None:
     """Return the metadata of a directory, empty if it is damaged; None if no save wrote it."""
     meta = _read(tree, parts, _file_names.META)
@@ -121,7 +121,7 @@ def _is_leaf_file(name: str, stems: set[str]) -> bool:
     return not stems.isdisjoint(cut) or _LITTER.fullmatch(name) is not None
 
 
-def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, object]) -> None:
+def _add_recorded(tree: FileTree, result: SaveFiles, recorded: Mapping[str, object]) -> None:
     """Add files that only the manifest lists, if their size and time are as recorded."""
     written = tree.stat((), _file_names.MANIFEST)
     if written is None:
@@ -168,7 +168,7 @@ def _stems(meta: dict[str, object]) -> tuple[set[str], set[str]]:
 
 
 def find_unknown_files(
-    tree: DirectoryTree, left: SaveFiles, others: Collection[Parts] = ()
+    tree: FileTree, left: SaveFiles, others: Collection[Parts] = ()
 ) -> tuple[list[Parts], list[Parts]]:
     """Return the files and topmost directories that do not belong to the save; search directories in ``others`` too."""
     files: list[Parts] = []

@@ -527,7 +527,8 @@ _COPIES: WeakKeyDictionary[object, list[torch.UntypedStorage]] = WeakKeyDictiona
 def remap_storage(filename: str, nbytes: int, start: int = 0) -> torch.UntypedStorage:
     """Map the first ``nbytes`` bytes of a file after ``start`` as a storage."""
     memory = MemoryMappedTensor.from_filename(filename, torch.uint8, (start + nbytes,)).untyped_storage()
-    return memory[start:] if start else memory  # type: ignore[no-any-return]
+    part: torch.UntypedStorage = memory[start:] if start else memory
+    return part
 
 
 ForkingPickler.register(FileStorage, _reduce_storage)

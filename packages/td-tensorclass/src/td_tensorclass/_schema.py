@@ -153,7 +153,7 @@ class Schema(EntrySchema):
     def signature(self) -> inspect.Signature:
         """Build the signature of the constructor."""
         kinds = inspect.Parameter
-        annotations = {name: item.type for name, item in self.cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
+        annotations = {name: item.type for name, item in _get_declared(self.cls).items()}
         results: list[inspect.Parameter] = []
         for slot in self.slots:
             if slot.init:
@@ -292,7 +292,7 @@ class Schema(EntrySchema):
             return self._hints[name]
         if torch.compiler.is_compiling():
             return Any
-        declared = self.cls.__dataclass_fields__[name].type  # type: ignore[attr-defined]
+        declared = _get_declared(self.cls)[name].type
         owner = next((base for base in self.cls.__mro__ if name in annotations_of(base)), self.cls)
         module = sys.modules.get(owner.__module__)
         holder = types.SimpleNamespace(__annotations__={name: declared})
@@ -350,3 +350,9 @@ def get_local_names(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
         return {}
     written = " ".join(str(item) for item in annotations_of(cls).values())
     return {name: frame.f_locals[name] for name in re.findall(r"\w+", written) if name in frame.f_locals}
+
+
+def _get_declared(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of a dataclass by name, with class variables and ``InitVar`` arguments."""
+    fields: dict[str, dataclasses.Field[Any]] = cls.__dataclass_fields__
+    return fields

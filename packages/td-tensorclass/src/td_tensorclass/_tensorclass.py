@@ -325,7 +325,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 for name, value in input_dict.items()
                 if value is not None
             }
-        return cls._wrap_dense(TensorDict.from_dict(input_dict, **kwargs), absent)  # type: ignore[no-any-return]
+        result: Self = cls._wrap_dense(TensorDict.from_dict(input_dict, **kwargs), absent)
+        return result
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:

@@ -221,7 +221,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         tensor([1., 1., 1.])
         """
         if check:
-            cls._require(tensordict.keys())  # type: ignore[attr-defined]
+            cls._require(tensordict.keys())
         inner: Any = tensordict._inner()
         if isinstance(inner, LazyStackedTensorDict) and inner.tensordicts:
             return cls._view_stack(inner)  # type: ignore[no-any-return]

@@ -105,9 +105,10 @@ def pad_sequence(
         result.create_nested(where)
         for path, mask in masks.items():
             result._set_path((*where, *path), mask)
-    if out is None:
-        return result  # type: ignore[no-any-return]
-    return out.update(result, inplace=True)  # type: ignore[no-any-return]
+    if out is not None:
+        result = out.update(result, inplace=True)
+    padded: ItemT = result
+    return padded
 
 
 def _compute_padded_size(nodes: list[Core]) -> torch.Size:

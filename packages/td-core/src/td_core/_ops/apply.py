@@ -32,7 +32,7 @@ from .._writes.check import check_copied
 from .._writes.run import Transaction
 from .._writes.update import Update
 from ..errors import BatchSizeError, StructureError
-from ..typing import NO_DEFAULT, BatchSize, DeviceType
+from ..typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
 from .batch_size import as_batch_size, fit_batch_size
 from .operands import write_result
 from .parameter_writes import find_data
@@ -57,8 +57,8 @@ class ApplyMixin(Core):
         fn: Callable[..., Any],
         *others: Any,
         batch_size: BatchSize | None = None,
-        device: DeviceType | None = NO_DEFAULT,  # type: ignore[assignment]
-        names: Sequence[str | None] | None = NO_DEFAULT,  # type: ignore[assignment]
+        device: DeviceType | NoDefault | None = NO_DEFAULT,
+        names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         filter_empty: bool | None = None,
@@ -120,8 +120,8 @@ class ApplyMixin(Core):
         *others: Any,
         nested_keys: bool = False,
         batch_size: BatchSize | None = None,
-        device: DeviceType | None = NO_DEFAULT,  # type: ignore[assignment]
-        names: Sequence[str | None] | None = NO_DEFAULT,  # type: ignore[assignment]
+        device: DeviceType | NoDefault | None = NO_DEFAULT,
+        names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         filter_empty: bool | None = None,

@@ -85,7 +85,8 @@ def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
 
 
 def _get_shape(level: Any, key: str) -> Shape:
-    return level.get_item_shape(key)  # type: ignore[no-any-return]
+    shape: Shape = level.get_item_shape(key)
+    return shape
 
 
 def _restore_entries(level: Core, expanded: Any, size: Shape) -> None:

@@ -218,7 +218,8 @@ class CastingMixin(DeviceMixin):
         """
         if all(leaf.grad is None for leaf in self._leaves()):
             return None
-        return self.apply(attrgetter("grad"), filter_empty=True)  # type: ignore[no-any-return]
+        gradients: Self | None = self.apply(attrgetter("grad"), filter_empty=True)
+        return gradients
 
     @grad.setter
     def grad(self, value: Core | None) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="DtypeMixin")
+NodeT = TypeVar("NodeT", bound=Core)
 T_co = TypeVar("T_co", covariant=True)
 CastFilter = Callable[[NestedKey, Tensor], bool]
 
@@ -63,7 +64,7 @@ def make_cast(name: str) -> Cast:
     leaf: Callable[[Tensor], Tensor] = getattr(Tensor, name, None) or _make_caster(dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
-        return _cast(self, name, leaf, cast_filter)  # type: ignore[no-any-return]
+        return _cast(self, name, leaf, cast_filter)
 
     method.__name__ = name
     outcome = f"""
@@ -80,20 +81,21 @@ def make_cast(name: str) -> Cast:
     return method
 
 
-def _cast(node: Any, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter | None) -> Any:
+def _cast(node: SelfT, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter | None) -> SelfT:
     cast_filter = node._schema.cast_filter if cast_filter is None else cast_filter
     if cast_filter is not None:
         return cast_some(node, leaf, cast_filter)
     return run_each_leaf(name, node, leaf)
 
 
-def cast_some(node: Any, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter) -> Any:
+def cast_some(node: NodeT, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter) -> NodeT:
     """Apply ``leaf`` to the leaves for which ``cast_filter`` returns True."""
 
     def cast_entry(key: NestedKey, value: Tensor) -> Tensor:
         return leaf(value) if cast_filter((key,) if isinstance(key, str) else key, value) else value
 
-    return node.named_apply(cast_entry, nested_keys=True)
+    result: NodeT = node.named_apply(cast_entry, nested_keys=True)
+    return result
 
 
 class DtypeMixin(Core):
@@ -139,4 +141,4 @@ class DtypeMixin(Core):
         torch.int8
         """
         leaf = CASTS.get(dst_type) or methodcaller("type", dst_type)
-        return _cast(self, "type", leaf, cast_filter)  # type: ignore[no-any-return]
+        return _cast(self, "type", leaf, cast_filter)

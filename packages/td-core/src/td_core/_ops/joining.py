@@ -191,11 +191,11 @@ def maybe_dense_stack(
     items = list(input)
     _, name = _parse_options("maybe_dense_stack", **kwargs)
     if strict and isinstance(out, Core):
-        wanted, result = {*items[0].keys(True)}, {*out.keys(True)}  # type: ignore[attr-defined]
-        if wanted != result:
+        wanted, actual = {*items[0].keys(True)}, {*out.keys(True)}  # type: ignore[attr-defined]
+        if wanted != actual:
             raise KeyMismatchError(
-                f"out= has not the keys of the collections: missing {sorted(map(str, wanted - result))}, "
-                f"extra {sorted(map(str, result - wanted))}"
+                f"out= has not the keys of the collections: missing {sorted(map(str, wanted - actual))}, "
+                f"extra {sorted(map(str, actual - wanted))}"
             )
     try:
         return _set_dim_name(stack(items, dim, out=out), dim, name)  # type: ignore[no-any-return]

@@ -179,7 +179,7 @@ def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool
         raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")
     if out.batch_size != batch_size:
         raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(batch_size)}")
-    return out.update(result, inplace=inplace or out.is_locked)  # type: ignore[attr-defined]
+    return out.update(result, inplace=inplace or out.is_locked)
 
 
 def check_operand(result: CoreT, name: str, other: Any) -> CoreT:

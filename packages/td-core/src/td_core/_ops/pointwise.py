@@ -278,7 +278,8 @@ class WrittenPointwiseMixin(Core):
             result = result if max is None else apply_binary(result, "clamp_max", max)
         if out is None:
             return result
-        return write_result(out, result.batch_size, result)  # type: ignore[no-any-return]
+        written: Self = write_result(out, result.batch_size, result)
+        return written
 
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """Return ``self + weight * (end - self)``, leaf by leaf.

@@ -61,7 +61,8 @@ class SelectMixin(ShapeMixin):
             )
         result = self._transform(elements.gather_plan(self.batch_size, dim, index))
         if out is not None:
-            return write_result(out, result.batch_size, result)  # type: ignore[no-any-return]
+            written: Self = write_result(out, result.batch_size, result)
+            return written
         return adopt_result(self, result, "gather") if inplace else result
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
@@ -93,7 +94,8 @@ class SelectMixin(ShapeMixin):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        return _apply_masked("masked_fill", self, _FILLED, mask, value)  # type: ignore[no-any-return]
+        filled: Self = _apply_masked("masked_fill", self, _FILLED, mask, value)
+        return filled
 
     def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
         """Fill every leaf with ``value`` in place where a mask is true; arguments as for :meth:`masked_fill`.
@@ -142,7 +144,7 @@ class SelectMixin(ShapeMixin):
         if condition.ndim != len(size):
             condition = elements.append_dims(condition, len(size)).expand(size)
         if not isinstance(other, Core):
-            result = _select_or_value(self, other, condition)
+            result: Self = _select_or_value(self, other, condition)
         else:
             left: Any = self
             right: Any = other
@@ -159,10 +161,13 @@ class SelectMixin(ShapeMixin):
                 left, right = align_collections(left, right)
             result = _select_nodes(left, right, condition)
         if out is None:
-            return result  # type: ignore[no-any-return]
+            return result
         if update_batch_size and out.batch_size != size:
-            return out.update(result, update_batch_size=True)  # type: ignore[no-any-return]
-        return write_result(out, size, result, inplace=False)  # type: ignore[no-any-return]
+            out.update(result, update_batch_size=True)
+        else:
+            write_result(out, size, result, inplace=False)
+        written: Self = out
+        return written
 
     def pad(
         self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
@@ -278,7 +283,7 @@ def _select_or_value(node: Any, value: object, condition: Tensor) -> Any:
     return _select_nodes(node, other, condition)
 
 
-def _select_nodes(chosen: Any, otherwise: object, condition: Tensor) -> object:
+def _select_nodes(chosen: Any, otherwise: object, condition: Tensor) -> Any:
     """Select elements of ``chosen`` where ``condition`` is true, of ``otherwise`` elsewhere; lazy stacks stay lazy."""
     return chosen._map_members(_select_holders, otherwise, condition)
 

@@ -75,7 +75,8 @@ class ShapeMixin(EntryMixin, LockMixin):
             if dtype is not None and not shape and size is None:
                 seen_as = methodcaller("view", as_dtype(dtype))
                 try:
-                    return self.apply(seen_as, batch_size=batch_size)  # type: ignore[no-any-return]
+                    seen: Self = self.apply(seen_as, batch_size=batch_size)
+                    return seen
                 except LEAF_ERRORS as error:
                     raise_at_leaf(error, "view", self, seen_as, self._leaves())
             shape = parse_ints("view", shape, size)
@@ -285,7 +286,10 @@ class ShapeMixin(EntryMixin, LockMixin):
             else:
                 level = level.expand(goal.batch_size)
             result.set(key, level)
-        return result.named_apply(_expand_leaf, other, nested_keys=True, default=None, filter_empty=False)  # type: ignore[no-any-return]
+        expanded: Self = result.named_apply(
+            _expand_leaf, other, nested_keys=True, default=None, filter_empty=False
+        )
+        return expanded
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """Return a view expanded to ``shape``: numpy's name for :meth:`expand`.

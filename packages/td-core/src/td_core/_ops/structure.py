@@ -75,7 +75,7 @@ class StructureMixin(UpdateMixin):
             check_unlocked(self, "select keys in place")
             _select_in_place(self, tree)
             return self
-        result: Any = None
+        result: Self | None = None
         children: Any = self._children()
         if not as_tensordict and _STRINGS.issuperset(map(type, keys)):
             try:
@@ -87,7 +87,7 @@ class StructureMixin(UpdateMixin):
                 result = None  # the slow path raises with the existing keys
         if result is None:
             result = restrict(self, build_key_tree(keys, longest=True), strict, as_tensordict)
-        return write_back_on_exit(result, self, _write_back_selection, keys)  # type: ignore[no-any-return]
+        return write_back_on_exit(result, self, _write_back_selection, keys)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
@@ -108,7 +108,7 @@ class StructureMixin(UpdateMixin):
             check_unlocked(self, "exclude keys in place")
             _remove_in_place(self, build_key_tree(keys, longest=False), prune=False)
             return self
-        result: Any
+        result: Self
         children: object = self._children()
         if type(children) is dict and _STRINGS.issuperset(map(type, keys)):
             kept = dict(children)
@@ -117,7 +117,7 @@ class StructureMixin(UpdateMixin):
             result = self._with_children(kept)
         else:
             result = _copy_without(self, build_key_tree(keys, longest=False), prune=False)
-        return write_back_on_exit(result, self, _write_back_rest)  # type: ignore[no-any-return]
+        return write_back_on_exit(result, self, _write_back_rest)
 
     def split_keys(
         self,
@@ -346,7 +346,8 @@ class StructureMixin(UpdateMixin):
         >>> td["a"], td["b"]
         (tensor(2), tensor(1))
         """
-        return self._map_members(lambda node: _rename_all(node, mapping, strict))  # type: ignore[no-any-return]
+        result: Self = self._map_members(lambda node: _rename_all(node, mapping, strict))
+        return result
 
 
 def _rebuild(node: Any, fill: Callable[..., dict[str, Any]], *args: Any) -> Any:

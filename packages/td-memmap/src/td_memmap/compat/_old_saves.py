@@ -24,7 +24,7 @@ from td_core.spi import STORABLE, make_dense, visit
 
 from .. import _file_names
 from .._fs import DirectoryTree, Parts
-from .._meta import Location, check_shape
+from .._meta import FileTree, Location, check_shape
 from .._tensor import as_plain
 
 _LEAF_META = ".meta.pt"
@@ -73,7 +73,7 @@ def load(reader: Any) -> Any:
     return levels[0].place[""]
 
 
-def add_old_files(tree: DirectoryTree, result: Any) -> None:
+def add_old_files(tree: FileTree, result: Any) -> None:
     """Add the files of a save with pickled metadata to a :class:`SaveFiles`."""
 
     def add(parts: Parts) -> Iterator[tuple[Parts]]:
@@ -93,7 +93,7 @@ def add_old_files(tree: DirectoryTree, result: Any) -> None:
     visit(add, ())
 
 
-def _is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
+def _is_old_level(tree: FileTree, parts: Parts) -> bool:
     """Return True if a directory has a ``meta.pt`` that tensordict 0.0.2 to 0.2 wrote, not another program."""
     if tree.stat(parts, _file_names.OLD_META) is None:
         return False
@@ -107,7 +107,7 @@ def _is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
 
 
 def _read(
-    tree: DirectoryTree, parts: Parts, name: str, key: tuple[str, ...]
+    tree: FileTree, parts: Parts, name: str, key: tuple[str, ...]
 ) -> tuple[Location, dict[str, object]]:
     location = Location(tree.show(parts, name), key)
     try:
