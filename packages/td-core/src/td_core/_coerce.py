@@ -273,7 +273,7 @@ def _convert_with_numpy(value: list[object] | tuple[object, ...]) -> Tensor | No
     return as_tensor(array) if arrays else torch.tensor(value)
 
 
-def _stack_collections(value: list[object] | tuple[Any, ...]) -> Tensor | None:
+def _stack_collections(value: list[object] | tuple[object, ...]) -> Tensor | None:
     rows: list[Any] = [_convert_row(item) for item in value]
     same = all(row is not None and row.shape == rows[0].shape for row in rows)
     return torch.stack(rows) if same else None

@@ -244,7 +244,7 @@ class ConversionMixin(Core):
         tensor(2)
         """
 
-        def fill(node: Any, out: dict[str, Any], _: None) -> Iterator[Any]:
+        def fill(node: Core, out: dict[str, Any], _: None) -> Iterator[Any]:
             for key, child in dict(node._schema.list_entries(node)).items():
                 if isinstance(child, Core) and has_entries(child):
                     yield key, child, None
@@ -318,7 +318,7 @@ class ConversionMixin(Core):
         False
         """
 
-        def fill(node: Any, out: dict[str, Child], _: None) -> Iterator[Any]:
+        def fill(node: Core, out: dict[str, Child], _: None) -> Iterator[Any]:
             entries = node._schema.list_entries(node) if retain_none else get_all_entries(node)
             for key, child in dict(entries).items():
                 if isinstance(child, Tensor):
@@ -335,7 +335,7 @@ class ConversionMixin(Core):
         )
 
 
-def _as_entry(node: Core, key: str, value: Any) -> Any:
+def _as_entry(node: Core, key: str, value: object) -> object:
     """Wrap a value in a value node, if ``node`` holds a value node under ``key``; else convert it to the declared type."""
     own = node._children().get(key)
     entry = own._as_value(value) if isinstance(own, Core) else value
@@ -398,7 +398,7 @@ def _columns(
     node: Core, ndim: int, path: tuple[str, ...] = ()
 ) -> tuple[list[object], list[tuple[tuple[str, ...], object]]]:
     """Return the field specs of the structured dtype of ``node``, and its columns as (path, array) pairs."""
-    fields: list[Any] = []
+    fields: list[object] = []
     columns: list[tuple[tuple[str, ...], Any]] = []
     for key, child in dict(get_all_entries(node)).items():
         if isinstance(child, Tensor):

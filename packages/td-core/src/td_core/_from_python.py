@@ -96,7 +96,7 @@ def _coerce_object(
     device: DeviceType | None,
     auto_batch_size: bool,
     batch_dims: int | None,
-) -> Any:
+) -> object:
     """Convert an object of a type with a coercer; arguments as for :func:`from_any`."""
     _check_one_given(batch_size, batch_dims)
     size = as_batch_size(() if batch_size is None else batch_size)

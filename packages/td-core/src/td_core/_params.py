@@ -165,7 +165,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     _schema = FixedSchema()
 
-    _no_convert: Any
+    _no_convert: object
     _get_hooks: list[Callable[..., object]]
 
     def __init__(
@@ -638,7 +638,7 @@ def set_roles(root: Core, roles: str) -> None:
 
 
 def _register_params(cls: Any) -> None:
-    def unflatten(children: Any, context: tuple[Any, ...]) -> Any:
+    def unflatten(children: Any, context: tuple[object, ...]) -> Any:
         # Return the plain collection: unflattened leaves are not the module's parameters.
         return next(iter(children))
 

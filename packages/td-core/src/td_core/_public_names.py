@@ -59,7 +59,7 @@ class LazyFunction:
         self._package, self._module, self.__name__ = package, module, name
 
     def _find(self) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(import_module(self._module, self._package), self.__name__)
+        found: Callable[..., object] = getattr(import_module(self._module, self._package), self.__name__)
         return found
 
     def __call__(self, *args: object, **kwargs: object) -> Any:

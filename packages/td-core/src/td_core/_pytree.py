@@ -295,7 +295,7 @@ def _register_as_kind(cls: Any) -> None:
             shell,
         )
 
-    def unflatten(values: Iterable[Any], context: Context) -> Any:
+    def unflatten(values: Iterable[object], context: Context) -> Any:
         keys, sizes, device, names, shell = context
         children = list(values)
         batch_size = infer_batch_size(children, sizes)

@@ -23,6 +23,7 @@ from ._settings import SETTINGS
 from ._walks import expand
 
 if TYPE_CHECKING:
+    from ._base import TensorCollection
     from ._description import Description
 
 _WIDTH = 80
@@ -165,7 +166,7 @@ def merge_descriptions(leaves: Sequence[Tensor | Ragged], dim: int) -> Ragged:
     return described[0]._replace(shape=shape, devices=devices)
 
 
-def _tail(entry: Any, node: Any) -> str:
+def _tail(entry: Any, node: Core) -> str:
     """Format the feature dims of a leaf (those after the batch dims)."""
     shape = _shape(entry)
     return _dims(shape if shape == (-1,) else shape[len(node.batch_size) :])
@@ -305,13 +306,13 @@ def _break_lines(group: _Line, closer: str) -> Iterator[str]:
             open_(line, indent + 4, ending)
 
 
-def _render(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
+def _render(root: Any, pieces_of: Callable[..., list[object]]) -> str:
     """Render a tree without recursion; ``pieces_of`` returns texts and argument tuples of nested nodes."""
     pieces = expand([root], lambda piece: () if isinstance(piece, str) else reversed(pieces_of(*piece)))
     return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-def _long(node: Any, indent: int, options: dict[str, object]) -> list[object]:
+def _long(node: TensorCollection, indent: int, options: dict[str, object]) -> list[object]:
     pad = " " * (indent + 4)
     fields, stack, is_declared = node._print_node()
     fields = _sort_fields(fields, options)

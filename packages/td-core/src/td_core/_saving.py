@@ -28,7 +28,7 @@ __all__ = ["SaveMixin", "append", "create", "inspect", "load", "open", "save", "
 SelfT = TypeVar("SelfT", bound="SaveMixin")
 
 
-def save(data: Core, path: Location | None, *, format: str | None = None, **options: Any) -> Any:
+def save(data: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
     """Save a collection.
 
     Args:
@@ -256,7 +256,7 @@ class SaveMixin(Core):
         copy_existing: bool = False,
         *,
         format: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> Self:
         """Save the collection at ``prefix``; see :func:`td_core.save`.
 
@@ -325,7 +325,7 @@ class SaveMixin(Core):
             raise BatchSizeError("a collection without batch dims has no rows: give it a batch size first")
         return find_row_blocks(self.batch_size[0], self._leaves())
 
-    def load_(self, prefix: Location, *args: Any, format: str | None = None, **kwargs: Any) -> Self:
+    def load_(self, prefix: Location, *args: object, format: str | None = None, **kwargs: object) -> Self:
         """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.
 
         The option ``robust_key`` can be passed by position.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
+from ._collection import Core
 from ._locations import Location, can_use_location, has_suffix, read_head, show_location
 from ._nodes import as_named
 from .errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
@@ -80,11 +81,11 @@ class Serializer(ABC):
     reads_stored_tensors: ClassVar[bool] = False
 
     @abstractmethod
-    def save(self, data: Any, location: Location, *args: Any, **options: Any) -> Any:
+    def save(self, data: Core, location: Location, *args: object, **options: object) -> Any:
         """Write ``data`` to ``location``; return ``data``, a mapped copy or a future."""
 
     @abstractmethod
-    def load(self, location: Location, *args: Any, **options: Any) -> Any:
+    def load(self, location: Location, *args: object, **options: object) -> Any:
         """Load the collection at ``location``."""
 
     @abstractmethod

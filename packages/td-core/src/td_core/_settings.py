@@ -52,7 +52,7 @@ _TERSE = dict.fromkeys(
 class _Settings(threading.local):
     def __init__(self) -> None:
         #: The active switches, each with the value to restore.
-        self.entered: list[tuple[Any, Any]] = []
+        self.entered: list[tuple[object, Any]] = []
         self.print_options: dict[str, object] = dict(_PRINT_OPTIONS)
         self.get_defaults_to_none = True
 
@@ -109,13 +109,13 @@ class Switch:
         wrapper: object
         if inspect.isgeneratorfunction(fn):
 
-            def wrapper(*args: Any, **kwargs: object) -> Any:
+            def wrapper(*args: object, **kwargs: object) -> Any:
                 return (yield from self._run_steps(fn(*args, **kwargs)))
 
         elif inspect.iscoroutinefunction(fn):
             awaitable: Any = types.coroutine(self._run_steps)
 
-            async def wrapper(*args: object, **kwargs: Any) -> Any:
+            async def wrapper(*args: object, **kwargs: object) -> Any:
                 return await awaitable(fn(*args, **kwargs))
 
         else:

@@ -87,7 +87,7 @@ def split(value: object, where: Callable[[], str] | None = None) -> tuple[Any, A
         raise CodecError(f"{where()}: {error}") from error
 
 
-def join(plain: Any, types: Any, where: Callable[[], str] | None = None) -> Any:
+def join(plain: object, types: object, where: Callable[[], str] | None = None) -> Any:
     """Join plain JSON and types to a value; the inverse of :func:`split`, safe for untrusted data.
 
     Args:
@@ -204,7 +204,7 @@ def _join(plain: object, types: object, path: Path, depth: int) -> Any:
     return value
 
 
-def _join_children(plain: Any, children: dict[object, object], path: Path, depth: int) -> object:
+def _join_children(plain: object, children: dict[object, object], path: Path, depth: int) -> object:
     if type(plain) is dict:
         if not children.keys() <= plain.keys():
             raise _damage_error(path, children)
@@ -235,7 +235,7 @@ def _parse_position(name: object) -> int | None:
     return None
 
 
-def _load(written: object, value: object, path: Path) -> Any:
+def _load(written: object, value: object, path: Path) -> object:
     if type(written) is not str:
         raise _damage_error(path, written)
     tag, _, provider = written.partition("@")

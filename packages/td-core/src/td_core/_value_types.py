@@ -164,7 +164,7 @@ def _load_set(value: Any) -> set[Any]:
     return loaded
 
 
-def _sort_items(value: set[object] | frozenset[object]) -> list[Any]:
+def _sort_items(value: set[object] | frozenset[object]) -> list[object]:
     # Sort, since the iteration order of a set of strings differs between processes, but files must not differ.
     return sorted(value, key=repr)
 

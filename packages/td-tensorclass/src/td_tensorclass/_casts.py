@@ -90,7 +90,7 @@ def _is_value_hint(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, NonTensorDataBase)
 
 
-def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
+def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> object:
     """Convert a mapping to the annotated collection class, or else wrap it as one non-tensor value."""
     cls = collection_class(hint)
     if cls is None:
@@ -100,7 +100,7 @@ def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
     return TensorDict(dict(value))
 
 
-def _as_any(hint: Any, value: Any) -> Any:
+def _as_any(hint: object, value: object) -> object:
     """Convert a value for a field that is annotated as no class; lists and mappings become one value."""
     if isinstance(value, Mapping) and not isinstance(value, TensorCollection):
         return _from_mapping(hint, value)
@@ -109,14 +109,14 @@ def _as_any(hint: Any, value: Any) -> Any:
     return value
 
 
-def _as_collection(hint: Any, cls: Any, value: Any) -> Any:
+def _as_collection(hint: object, cls: Any, value: Any) -> object:
     if not isinstance(value, TensorCollection):
         return _from_mapping(hint, value) if isinstance(value, Mapping) else value
     fits = is_tensorclass(cls) and value._children().keys() <= cls._schema.names.keys()
     return cls.from_tensordict(value) if fits else value
 
 
-def _as_type(hint: Any, name: str, value: Any) -> Any:
+def _as_type(hint: object, name: str, value: Any) -> object:
     cls: Any = get_origin(hint) or hint
     # Newer versions of Python implement Any and int | str as classes, too.
     if not isinstance(cls, type) or cls in (Any, object, UnionType):

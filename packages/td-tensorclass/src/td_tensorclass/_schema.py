@@ -124,7 +124,7 @@ class Schema(EntrySchema):
             if slot.is_field
             and not (slot.factory is MISSING and (slot.default is MISSING or slot.default is None))
         )
-        self._hints: dict[str, Any] = {}
+        self._hints: dict[str, object] = {}
         self._locals = dict(local_names)
         self._check(kept)
         # Resolve all hints now: torch.compile cannot trace get_type_hints().
@@ -251,7 +251,7 @@ class Schema(EntrySchema):
         """Cast a value to the type of a field."""
         return value if key not in self.names or value is None else self.cls._cast(key, value)  # type: ignore[attr-defined]
 
-    def convert_plain(self, key: str, value: Any) -> Any:
+    def convert_plain(self, key: str, value: object) -> Any:
         """Cast a value of a mapping, if the options autocast or nocast are set."""
         return self.convert(key, value) if self.options.autocast or self.options.nocast else value
 
@@ -263,7 +263,7 @@ class Schema(EntrySchema):
                 return wanted.from_tensordict(node._with_children(below))
         return node
 
-    def adopt_all(self, children: Mapping[str, Any]) -> dict[str, Any]:
+    def adopt_all(self, children: Mapping[str, object]) -> dict[str, Any]:
         """Return the nodes that ``adopt`` has converted."""
         made = {name: self.adopt(name, child) for name, child in children.items()}
         return {name: node for name, node in made.items() if node is not children[name]}
@@ -334,7 +334,7 @@ def is_tensorclass(cls: Any) -> bool:
     return isinstance(getattr(cls, "_schema", None), Schema)
 
 
-def get_choices(hint: Any) -> tuple[Any, ...]:
+def get_choices(hint: object) -> tuple[Any, ...]:
     """Return the members of a union without None; for any other hint, a tuple of that hint."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return tuple(arg for arg in typing.get_args(hint) if arg is not type(None))

@@ -81,7 +81,7 @@ def register_stack(cls: Any) -> None:
     def made_of(
         values: object,
         values_size: object,
-        batch_size: Any,
+        batch_size: object,
         device: DeviceType | None,
         joints: object,
         hidden: int,

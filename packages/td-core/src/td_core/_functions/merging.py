@@ -52,7 +52,7 @@ def merge_tensordicts(
 
 
 def _collect_entries(
-    tensordicts: Sequence[Any],
+    tensordicts: Sequence[Core],
 ) -> tuple[dict[tuple[str, ...], list[Child]], dict[tuple[str, ...], Core]]:
     """Return the entries of all collections that are not nodes of entries, and the first node at each other key path."""
     match: dict[tuple[str, ...], list[Child]] = {}

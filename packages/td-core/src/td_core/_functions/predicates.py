@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .._collection import Core
@@ -68,7 +66,7 @@ def is_bool(*args: object) -> bool:
     return _dtype(args) == torch.bool
 
 
-def _dtype(args: tuple[Any, ...]) -> torch.dtype:
+def _dtype(args: tuple[object, ...]) -> torch.dtype:
     value = as_dtype(args[-1]) if args else None
     dtype = value if isinstance(value, torch.dtype) else getattr(value, "dtype", None)
     if not isinstance(dtype, torch.dtype):

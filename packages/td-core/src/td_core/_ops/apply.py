@@ -54,7 +54,7 @@ class ApplyMixin(Core):
 
     def apply(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         *others: Any,
         batch_size: BatchSize | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
@@ -348,7 +348,7 @@ class _Walk:
                 )
         kept = []
 
-        def apply_to_part(member: Any, *parts: object) -> Any:
+        def apply_to_part(member: Core, *parts: object) -> Any:
             left = iter(parts)
             rest = tuple([_MISSING if other is _MISSING else next(left) for other in others])
             result = self.level(member, rest, path)

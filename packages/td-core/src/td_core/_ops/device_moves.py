@@ -155,7 +155,7 @@ def _pin(leaf: Tensor) -> Tensor:
     return leaf.pin_memory() if leaf.is_cpu else leaf
 
 
-def _move_by_backend(node: Any, device: torch.device, non_blocking: bool | None) -> Any:
+def _move_by_backend(node: Core, device: torch.device, non_blocking: bool | None) -> Any:
     """Let a storage backend move a collection as a whole; None if none does."""
     for backend in get_backends(node):
         moved = backend.move(node, device, non_blocking)

@@ -156,7 +156,7 @@ class EntryMixin(Core):
         self._set_path(key, item, non_blocking=non_blocking)
         return self
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: object) -> None:
         """Store an entry by key, or write ``value`` into all entries at an index."""
         if is_key(index):
             self._set_path(index, value)
@@ -164,7 +164,7 @@ class EntryMixin(Core):
             self._assign(index, value)
 
     def _set_path(
-        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         """Check ``value``, then store it under ``key``; ``prefix`` is the key path of this node, for messages."""
         if type(key) is str:
@@ -447,7 +447,7 @@ class EntryMixin(Core):
         )
 
 
-def _get_default(args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+def _get_default(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     if len(args) > 1:
         raise TypeError(f"get() takes a key and one default, got {len(args)} defaults")
     return args[0] if args else kwargs.pop("default", NOT_GIVEN)
@@ -518,7 +518,7 @@ def _set_rows(
     """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
     rows = pair_rows(node, value)
 
-    def check(member: TensorCollection, row: Any) -> Iterator[Any]:
+    def check(member: TensorCollection, row: object) -> Iterator[Any]:
         check_unlocked(member, f"set {show_path(prefix + path)}")
         nested = pair_rows(member, row)
         if nested is None:
@@ -532,7 +532,7 @@ def _set_rows(
     return rows is not None
 
 
-def _write_entry(root: Any, path: tuple[str, ...], item: Any, non_blocking: bool) -> None:
+def _write_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: bool) -> None:
     """Copy a value into an existing entry, in place."""
     node, last = get_parent(root, path), path[-1]
     try:
@@ -557,7 +557,7 @@ def _write_entry(root: Any, path: tuple[str, ...], item: Any, non_blocking: bool
         raise kind(f"cannot write {show_path(path)} in place: {error}") from error
 
 
-def get_default(node: Any, key: NestedKey) -> None:
+def get_default(node: Core, key: NestedKey) -> None:
     """Return None for a missing key, or raise KeyPathError, depending on ``set_get_defaults_to_none``."""
     if not SETTINGS.get_defaults_to_none:
         raise missing_key_error(node, key)

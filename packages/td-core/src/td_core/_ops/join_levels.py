@@ -50,7 +50,7 @@ def unify_kinds(items: Sequence[Any], plan: ShapePlan) -> Sequence[Any]:
     return [item.to_lazystack(dim) if stack is None else item for item, stack in zip(items, stacks)]
 
 
-def join_nodes(values: Sequence[Any], plan: Any, path: tuple[str, ...]) -> Any:
+def join_nodes(values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...]) -> Any:
     """Join nodes of any kind. Raise StructureError if one of the values is a tensor."""
     for value in values:
         if isinstance(value, Tensor):
@@ -59,7 +59,9 @@ def join_nodes(values: Sequence[Any], plan: Any, path: tuple[str, ...]) -> Any:
     return values[0]._join(values, plan, path)
 
 
-def join_components(values: Sequence[Any], plan: Any, path: tuple[str, ...], error: Exception) -> Tensor:
+def join_components(
+    values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...], error: Exception
+) -> Tensor:
     """Join the components of nested tensors, which the function of the plan cannot join; raise an error for other leaves."""
     joined = cat_components(plan, values)
     if joined is None:

@@ -152,7 +152,7 @@ def lazy_stack(input: Iterable[object], dim: int = 0, *, out: Any = None, **kwar
 
 
 def _parse_options(
-    what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: Any
+    what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: object
 ) -> tuple[bool, str | None]:
     if unknown:
         raise TypeError(f"{what}() takes strict_shape and stack_dim_name; got {', '.join(unknown)}")

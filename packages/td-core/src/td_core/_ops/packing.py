@@ -258,13 +258,13 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
     )
 
 
-def _pad_batch(node: Any, size: Sequence[int]) -> Any:
+def _pad_batch(node: Core, size: Sequence[int]) -> object:
     """Pad each batch dim of a value node at its end to ``size``."""
     missing = [amount for wanted, actual in zip(size, node.batch_size) for amount in (0, wanted - actual)]
     return node._transform(pad_plan(node.batch_size, missing, 0)) if any(missing) else node
 
 
-def _make_mask(node: Any, key: NestedKey) -> Tensor:
+def _make_mask(node: Core, key: NestedKey) -> Tensor:
     """Return the bool mask of a padded node: True at elements of the batch. ``key`` is for messages."""
 
     def mark(holder: Core) -> TensorDict:

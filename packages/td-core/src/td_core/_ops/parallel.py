@@ -193,7 +193,7 @@ def _compute_chunks(size: int, chunksize: int | None, num_chunks: int | None, wo
     return [slice(start, min(start + chunksize, size)) for start in range(0, max(size, 1), chunksize)]
 
 
-def _iter_chunks(td: Any, dim: int, positions: list[Any], one_by_one: bool) -> Any:
+def _iter_chunks(td: Core, dim: int, positions: list[Any], one_by_one: bool) -> Any:
     """Index a collection at each position along ``dim``, lazily if ``one_by_one``."""
     parts = (td._index(_index_at(dim, position)) for position in positions)
     return parts if one_by_one else list(parts)
@@ -254,7 +254,7 @@ def _call_task(fn: Callable[[object], object], seed: int, task: tuple[int, tuple
     return run_task(fn, (seed + i) % 2**63, chunk, out)
 
 
-def _detach_chunk(chunk: Any) -> Any:
+def _detach_chunk(chunk: Any) -> object:
     """Clone a chunk unless it is shared: sending it would move the caller's storage to shared memory."""
     return chunk if _is_shared(chunk) else chunk._map(clone_detached)
 

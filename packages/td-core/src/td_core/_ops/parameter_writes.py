@@ -12,7 +12,7 @@ from .._walks import has_entries, map_levels, walk
 from ..errors import StructureError
 
 
-def write_unrecorded(root: Any, write: Callable[[Any], object]) -> None:
+def write_unrecorded(root: Core, write: Callable[[Any], object]) -> None:
     """Call ``write(root)``. If it raises and modules are below ``root``, write the data of their parameters instead."""
     copied: list[tuple[Core, Core]] = []
     try:
@@ -33,7 +33,7 @@ def write_unrecorded(root: Any, write: Callable[[Any], object]) -> None:
                 node._set_child(key, child)
 
 
-def _replace_parameters(root: Any, copied: list[tuple[Core, Core]]) -> Any:
+def _replace_parameters(root: Core, copied: list[tuple[Core, Core]]) -> object:
     """Return a shallow copy with detached leaves in place of those of modules; list each node with its copy."""
 
     def fill(node: Core, entries: dict[str, Any], inside: bool) -> Iterator[tuple[str, Core, bool]]:

@@ -352,7 +352,7 @@ def _ternary(
     leaves: list[Tensor] = []
     source = first if type(first) is type(node) and first.batch_size == node.batch_size else None
     if source is not None:
-        operands: list[Any] = [operand_leaves(node, source, leaves)]
+        operands: list[object] = [operand_leaves(node, source, leaves)]
     else:
         operands = [check_operand(operand_inplace(node, name, first), name, first)]
         node._flatten_leaves(leaves)

@@ -287,7 +287,7 @@ def _wrap_pair(pair: Any, result_type: Any) -> object:
     return pair[0] if result_type is None else result_type(tuple(pair))
 
 
-def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
+def _reduce_features(node: Core, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
     """Apply ``call`` to each leaf's flattened feature dims; return ``count`` collections of its results (None: a single one)."""
     results = [
         node._map(identity) for _ in range(count or 1)
@@ -347,7 +347,7 @@ def _concat_features(node: Core, name: str) -> Tensor:
     return torch.cat([flatten_features(leaf, n) for leaf in _list_tensors(node, name)], -1)
 
 
-def _concat_elements(node: Any, name: str, dim: int | None) -> Tensor:
+def _concat_elements(node: Core, name: str, dim: int | None) -> Tensor:
     """Concatenate the leaves along ``dim``, or all their elements in one dim if ``dim`` is None."""
     if dim is None:
         return torch.cat([leaf.flatten() for leaf in _check_leaves(node, name, node._leaves())])

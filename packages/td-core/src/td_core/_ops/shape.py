@@ -453,7 +453,7 @@ def _write_permuted(owner: object, result: Any, plan: ShapePlan) -> None:
     write_back(owner, result.permute([plan.sources.index(dim) for dim in range(plan.n)]))
 
 
-def write_back(owner: Any, result: Any) -> None:
+def write_back(owner: object, result: object) -> None:
     """Write entries of ``result`` back to ``owner``, in place if locked; skip leaves that share the owner's memory."""
     visit(_write_entries, owner, result)
 
@@ -477,7 +477,7 @@ def _write_entries(owner: Any, result: Any) -> Iterator[tuple[object, object]]:
                     node.set(key, value)
 
 
-def _is_unchanged(node: Core, part: Core, key: str, left: Any, value: Any) -> bool:
+def _is_unchanged(node: Core, part: Core, key: str, left: Any, value: object) -> bool:
     """Return True if an entry of a result has the memory, or the values, of the entry ``left`` of its owner."""
     if isinstance(value, Tensor):
         return isinstance(left, Tensor) and same_memory(left, value)

@@ -129,7 +129,7 @@ def change_distinct(
     return _only([i for i in range(len(leaves)) if i not in dropped], leaves, operands)
 
 
-def are_equal(first: object, second: Any) -> bool:
+def are_equal(first: object, second: object) -> bool:
     """Return True if two operands are surely equal; NaN equals NaN."""
     if isinstance(first, Core) and isinstance(second, Core):
         return all(map(are_equal, first._leaves(), second._leaves()))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _STRINGS = frozenset({str})
 
 # Default for keys that are not in a key tree. It cannot be None, which marks a requested entry.
-_UNWANTED: Any = object()
+_UNWANTED: object = object()
 
 
 class StructureMixin(UpdateMixin):
@@ -357,7 +357,7 @@ def _rebuild(node: Any, fill: Callable[..., dict[str, Any]], *args: Any) -> Any:
     return node._map_members(lambda holder: holder._with_children(fill(holder, *args)))
 
 
-def _take_keys(source: Any, keys: Any, default: Any, strict: bool) -> tuple[Any, KeyTree]:
+def _take_keys(source: Any, keys: Any, default: object, strict: bool) -> tuple[Any, KeyTree]:
     """Return the entries that one set of keys of ``split_keys`` selects, and the tree of these keys."""
     if not isinstance(keys, Mapping) and callable(keys):
         leaves = source.items(True, True)
@@ -372,7 +372,7 @@ def _take_keys(source: Any, keys: Any, default: Any, strict: bool) -> tuple[Any,
     return part.rename_keys(keys, strict=False) if isinstance(keys, Mapping) else part, tree
 
 
-def _select_flat(keys: Sequence[NestedKey], node: Any) -> Any:
+def _select_flat(keys: Sequence[NestedKey], node: Any) -> object:
     children = node._children()
     return node._with_children({key: children[key] for key in keys})
 

@@ -63,7 +63,7 @@ def _method(name: str) -> Handler:
 
 
 def _two_operands(name: str, method: str, reflected: str) -> Handler:
-    def call(input: object, other: Any, **kwargs: object) -> Any:
+    def call(input: object, other: object, **kwargs: object) -> Any:
         if isinstance(input, Core):
             return getattr(input, method)(other, **kwargs)
         if not reflected or kwargs:

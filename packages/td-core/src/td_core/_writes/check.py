@@ -93,7 +93,7 @@ def check_quantized(value: Tensor, target: Tensor, path: Path) -> None:
             raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
 
 
-def check_transforms(target: Tensor, path: Path, *operands: Any) -> None:
+def check_transforms(target: Tensor, path: Path, *operands: object) -> None:
     """Raise StructureError if a transform of ``torch.func`` refuses to write operands into an entry."""
     if functorch_level() is None or (refusing := find_refusing_transform(target, operands)) is None:
         return
@@ -186,7 +186,7 @@ def are_writable(node: Core, leaves: list[Tensor]) -> bool:
     return True
 
 
-def are_copyable(source: Any, values: list[Any]) -> bool:
+def are_copyable(source: object, values: list[Any]) -> bool:
     """Return True if torch can copy all values of a source into strided leaves in one call, without autograd."""
     node = source if isinstance(source, Core) else None
     if node is not None and has_passed(node, "values", values):
@@ -242,7 +242,7 @@ def remember(node: Core, check: str, leaves: list[Tensor]) -> None:
     if passed is not None:
         ids = list(map(id, leaves))
 
-        def forget(_: Any) -> None:
+        def forget(_: object) -> None:
             ids.clear()  # a new tensor may get the id of a deleted one
 
         passed[check] = ids, [ref(leaf, forget) for leaf in leaves]

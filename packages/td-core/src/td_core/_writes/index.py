@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from .check import (
 from .leaf_names import rephrase_error
 from .pair import RARELY_SCATTERED
 from .run import Transaction
+
+if TYPE_CHECKING:
+    from .._base import TensorCollection
 
 Path = tuple[str, ...]
 
@@ -64,13 +67,13 @@ class IndexedWrite:
         #: Entries that the target lacks: their node, value, key path, and number of batch dims.
         self.new: list[Level] = []
         #: Lazy stacks below the root, with the value of each.
-        self.stacks: list[tuple[Any, Any]] = []
+        self.stacks: list[tuple[TensorCollection, Any]] = []
         #: Numbers of batch dims that the values of existing entries have.
         self.actual: set[int | None] = set()
         # Last pair of shapes that passed: skip the checks if it repeats. A set would hash symbolic sizes, which raises.
         self.fitting: tuple[torch.Size, torch.Size] | None = None
 
-    def read(self, root: Core, value: Any, dims: int | None = None) -> None:
+    def read(self, root: Core, value: object, dims: int | None = None) -> None:
         """Check ``value`` against ``root`` and add the writes; ``dims``: number of batch dims of new values, if known."""
         if isinstance(value, np.ndarray) and not value.ndim:
             value = value[()]
@@ -92,7 +95,7 @@ class IndexedWrite:
         for stack, entry in self.stacks:
             stack._plan_writes(self.writes, self.index, entry, find_common_dims(self.actual, None))
 
-    def _read_level(self, node: Any, source: Any, path: Path, dims: int | None) -> None:
+    def _read_level(self, node: Core, source: Any, path: Path, dims: int | None) -> None:
         """Check the entries of one node."""
         children = node._children()
         entries, aligned = source, False
@@ -157,7 +160,7 @@ class IndexedWrite:
                     child._plan_writes(self.writes, self.index, value)
                     del entries[key]
 
-    def _add(self, target: Tensor, value: Any, path: Path) -> None:
+    def _add(self, target: Tensor, value: object, path: Path) -> None:
         """Add one write into a leaf; for a basic index, into the view that it selects."""
         check_no_grad(target, path)
         if target.layout is not torch.strided:
@@ -182,7 +185,7 @@ class IndexedWrite:
         check_not_expanded(target, path)
         self.writes.copy(target, value, path, self.place)
 
-    def _add_components(self, target: Tensor, value: Any, path: Path) -> None:
+    def _add_components(self, target: Tensor, value: object, path: Path) -> None:
         """Add the writes into the components of a nested tensor that the index selects."""
         check_no_grad(target, path)
         positions = torch.arange(target.size(0), device=target.device)[self.index]
@@ -207,7 +210,7 @@ class IndexedWrite:
                 check_fits(part, row.shape, path)
             self.writes.copy(row, part, path)
 
-    def _read_node(self, node: Core, key: str, target: Any, entry: Any, path: Path) -> None:
+    def _read_node(self, node: Core, key: str, target: Any, entry: Child, path: Path) -> None:
         """Check the value of a nested node, whose entries are read next, or of a value node."""
         stacked, is_level = target._members_and_dim() is not None, has_entries(target)
         if isinstance(entry, NUMBERS) and is_level:
@@ -232,7 +235,7 @@ class IndexedWrite:
         else:
             self.todo.append((target, entry, path, None))
 
-    def _as_leaf(self, entry: Any, target: Tensor, path: Path) -> Tensor:
+    def _as_leaf(self, entry: Child, target: Tensor, path: Path) -> Tensor:
         if isinstance(entry, NUMBERS):
             return _as_number(entry, target.dtype, target.device, path)
         leaf = entry if isinstance(entry, (Core, Mapping)) else coerce(entry, torch.Size(), None, path)
@@ -242,7 +245,7 @@ class IndexedWrite:
             )
         return leaf
 
-    def _make(self, node: Any, entry: Any, path: Path, dims: int | None) -> None:
+    def _make(self, node: Core, entry: Any, path: Path, dims: int | None) -> None:
         """Create a new entry and add its write: zeros of the full batch size, or a new node whose entries are read next."""
         key, batch, device = path[-1], node.batch_size, node.device
         lead = torch.Size((*self.lead, *batch[self.n :]))
@@ -277,14 +280,14 @@ class IndexedWrite:
         self.writes.change(node._set_child, key, made)
 
 
-def _put(node: Core, key: str, target: Core, index: Any, value: Any) -> None:
+def _put(node: Core, key: str, target: Core, index: object, value: object) -> None:
     """Write a value node at an index of another, and store the result if that is a new node."""
     written = target._index_put(index, value)
     if written is not target:
         node._set_child(key, written)
 
 
-def _source_error(value: Any) -> StructureError:
+def _source_error(value: object) -> StructureError:
     what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
     if isinstance(value, (list, tuple)) and any(isinstance(item, Core) for item in value):
         what = f"a {type(value).__name__} of {len(value)}: stack() or lazy_stack() it first"
@@ -364,7 +367,7 @@ def find_common_dims(actual: set[int | None], default: int | None) -> int | None
 
 
 def as_new_rows(
-    entry: Any, lead: torch.Size, dims: int | None, device: torch.device | None, path: Path, more: int = 0
+    entry: Child, lead: torch.Size, dims: int | None, device: torch.device | None, path: Path, more: int = 0
 ) -> Child:
     """Broadcast the value of a new entry, of which ``dims`` dims are batch dims, to the batch dims ``lead``.
 
@@ -389,14 +392,14 @@ def as_new_rows(
         ) from error
 
 
-def check_broadcast(wanted: Sequence[Any], provided: Sequence[Any]) -> None:
+def check_broadcast(wanted: Sequence[object], provided: Sequence[object]) -> None:
     """Assert with ``torch._check`` that a value broadcasts: a graph cannot read how many elements a mask selects."""
     if len(wanted) == len(provided):
         for a, b in zip(wanted, provided):
             assert_in_graph((a == b) | (b == 1))
 
 
-def _as_number(value: Any, dtype: torch.dtype, device: torch.device | None, path: Path) -> Tensor:
+def _as_number(value: object, dtype: torch.dtype, device: torch.device | None, path: Path) -> Tensor:
     """Convert a number to a scalar tensor of the dtype of a leaf; StructureError if the dtype cannot represent it."""
     if isinstance(value, np.generic):
         value = value.item()

@@ -46,7 +46,7 @@ _SHAPE = attrgetter("shape")
 
 
 def write_leaves(
-    name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any, source: Core | None = None
+    name: str, node: Core, this: Op, leaves: list[Tensor], *operands: object, source: Core | None = None
 ) -> None:
     """Apply an operation in place to every leaf. Raise before the first write if it would fail on any leaf.
 
@@ -81,7 +81,7 @@ def _raise_with_key(
     node: Core,
     this: Op,
     leaves: list[Tensor],
-    operands: tuple[Any, ...],
+    operands: tuple[object, ...],
     done: int,
 ) -> NoReturn:
     """Raise an error of torch with the key of the leaf that it is about; ``done``: the leaf that was written last."""
@@ -95,7 +95,7 @@ def _raise_with_key(
     raise rephrase_error(error, message) from error
 
 
-def _check_transforms(node: Core, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+def _check_transforms(node: Core, leaves: list[Tensor], operands: tuple[object, ...]) -> None:
     if functorch_level() is not None:
         for i, leaf in enumerate(leaves):
             check_transforms(leaf, find_path(node, leaf), *_get_operands_at(operands, i))
@@ -142,7 +142,7 @@ def _is_uniform(node: Core | None, tensors: list[Tensor]) -> bool:
     return True
 
 
-def _check(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> Op:
+def _check(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...]) -> Op:
     """Raise if the operation would fail on any leaf. Return it without its fused form where that gives other results."""
     _check_leaves(name, node, this, leaves, operands)
     every = [leaves, *[operand for operand in operands if type(operand) is list]]
@@ -157,7 +157,9 @@ def _check(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tupl
     return this if len({*map(id, leaves)}) == len(leaves) else Op(None, this.single)
 
 
-def _check_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+def _check_leaves(
+    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...]
+) -> None:
     """Raise StructureError if a leaf cannot be written in place."""
     # Skip checks that cannot fail: contiguous leaves are not expanded, and only a leaf of a class can be in a store.
     sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
@@ -174,7 +176,7 @@ def _check_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], operand
 
 
 def _check_shapes(
-    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], operand: list[Tensor]
+    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...], operand: list[Tensor]
 ) -> None:
     try:
         # Do not use Tensor.is_same_size: wrapper subclasses often do not implement it.
@@ -195,7 +197,9 @@ def _check_shapes(
             )
 
 
-def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+def _check_dtypes(
+    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...]
+) -> None:
     tried = set()
     for i, leaf in enumerate(leaves):
         others = _get_operands_at(operands, i)
@@ -210,7 +214,7 @@ def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operand
         _try_leaf(name, node, this, leaf, target, trial)
 
 
-def _make_trial(item: Any, whole: bool) -> Any:
+def _make_trial(item: object, whole: bool) -> Any:
     """Return a tensor to try an operation on: an empty one of the same form, or a copy if ``whole``. Keep a number."""
     if not isinstance(item, Tensor):
         return item
@@ -219,7 +223,7 @@ def _make_trial(item: Any, whole: bool) -> Any:
     return torch.empty((0,) if item.ndim else (), dtype=item.dtype, device=item.device)
 
 
-def _get_operands_at(operands: tuple[Any, ...], i: int) -> list[Any]:
+def _get_operands_at(operands: tuple[object, ...], i: int) -> list[object]:
     return [operand[i] if type(operand) is list else operand for operand in operands]
 
 
@@ -233,7 +237,7 @@ def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, oth
         raise type(error)(f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}") from error
 
 
-def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[object, ...]) -> None:
     """Resume an in-place operation at the leaf where torch raised, since it overlaps its operand; clone such operands."""
     rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
     begun = False

@@ -15,7 +15,7 @@ from ..errors import LockedError
 LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
 
-def describe_leaf(node: Any, leaf: Tensor) -> str:
+def describe_leaf(node: Core, leaf: Tensor) -> str:
     """Return the key path of a leaf as text for messages."""
     path = find_path(node, leaf)
     return show_path(path) if path else "a leaf"
@@ -26,11 +26,11 @@ def find_path(node: Any, leaf: Tensor) -> tuple[str, ...]:
     return next(iter(_find_paths(node, leaf)), ())
 
 
-def show_keys(node: Any, leaves: list[Tensor]) -> str:
+def show_keys(node: Core, leaves: list[Tensor]) -> str:
     return " and ".join(dict.fromkeys(show_path(path) for leaf in leaves for path in _find_paths(node, leaf)))
 
 
-def _find_paths(node: Any, leaf: Tensor) -> list[tuple[str, ...]]:
+def _find_paths(node: Core, leaf: Tensor) -> list[tuple[str, ...]]:
     """Return the key paths of a leaf. In a lazy stack, search the members, which hold the leaves."""
     paths: list[tuple[str, ...]] = []
 

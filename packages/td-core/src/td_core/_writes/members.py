@@ -89,7 +89,7 @@ def _split_scattered(
                 yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
 
 
-def _split_uneven(stack: Any, index: Any, value: Any) -> Iterator[Part]:
+def _split_uneven(stack: Any, index: object, value: object) -> Iterator[Part]:
     picks, plans, dim = uneven_plans(stack, index)
     members = stack.tensordicts
     item = isinstance(picks, int)
@@ -107,14 +107,14 @@ def _split_uneven(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         yield members[i], () if plans[i] is None else plans[i].index, part
 
 
-def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Sequence[Any]:
+def _split_broadcast(value: Any, stack: Core, lead: torch.Size, dims: int | None) -> Sequence[object]:
     """Split a value into a collection of batch size ``lead`` and a dict of scalars that apply to all elements."""
     if isinstance(value, Core):
         value = as_rows(value, lead)
     if isinstance(value, Core) or not isinstance(value, Mapping):
         return [value]
-    split: dict[Path, Any] = {}
-    shared: dict[Path, Any] = {}
+    split: dict[Path, object] = {}
+    shared: dict[Path, object] = {}
     if dims is None and isinstance(value, Entries):
         dims = ANY
     new: list[tuple[Any, Path]] = []
@@ -143,7 +143,7 @@ def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None)
     return [*([build_nested(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
 
 
-def _is_level(entry: Any, lead: torch.Size) -> bool:
+def _is_level(entry: Child, lead: torch.Size) -> bool:
     """Return True for a dict, and for a node whose batch size does not start with ``lead``: its entries are split one by one."""
     if isinstance(entry, Core):
         return has_entries(entry) and entry.batch_size[: len(lead)] != lead
@@ -176,7 +176,7 @@ def _count_feature_dims(stack: Any, path: Path) -> int:
 
 
 def _expand_value(
-    entry: Any, tail: int, lead: torch.Size, path: Path, actual: set[int | None]
+    entry: Child, tail: int, lead: torch.Size, path: Path, actual: set[int | None]
 ) -> Tensor | None:
     """Expand a value to ``lead`` plus ``tail`` feature dims; None for scalars and nodes. Add its lead dim count to ``actual``."""
     if isinstance(entry, (Core, Mapping, *NUMBERS)):

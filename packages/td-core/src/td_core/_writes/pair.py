@@ -33,7 +33,7 @@ _FEW = 8
 
 
 def try_copy_whole(
-    target: Core, source: Any, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
+    target: Core, source: object, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
     """Copy all leaves of a collection or dict in one fused call; ``view`` maps a leaf to the view that is written."""
     leaves, values = _pair_leaves(target, source)
@@ -64,7 +64,7 @@ def try_copy_leaves(
     return try_copy_fused(leaves, values, non_blocking)
 
 
-def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
+def try_scatter_whole(target: Core, source: object, plan: IndexPlan) -> bool:
     """Write all leaves at an index tensor or mask."""
     leaves, values = _pair_leaves(target, source)
     if torch.compiler.is_compiling() or functorch_level() is not None or not leaves:
@@ -81,7 +81,9 @@ def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
     return True
 
 
-def _can_scatter(node: Core, leaves: list[Tensor], source: Any, values: list[Any], plan: IndexPlan) -> bool:
+def _can_scatter(
+    node: Core, leaves: list[Tensor], source: Any, values: list[object], plan: IndexPlan
+) -> bool:
     """Return True if ``leaf[index] = value`` writes all leaves correctly, or raises so that the general path takes over."""
     if not has_passed(node, "scatter", leaves):
         if not are_writable(node, leaves) or not RARELY_SCATTERED.isdisjoint(map(_DTYPE, leaves)):
@@ -104,7 +106,7 @@ def _can_scatter(node: Core, leaves: list[Tensor], source: Any, values: list[Any
 def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
     """Pair the leaves of ``target`` with the values of ``source``. Return empty lists if the general path is needed."""
     targets: list[Tensor] = []
-    values: list[Any] = []
+    values: list[object] = []
     add, add_value = targets.append, values.append
     kind = type(target)
     todo: list[tuple[Any, Any]] = [(target, source)]
@@ -141,7 +143,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
     return targets, values
 
 
-def _as_plain(entry: Any, value: Any) -> Tensor | None:
+def _as_plain(entry: Any, value: object) -> Tensor | None:
     """Return a plain view of a leaf of a subclass, such as a memory-mapped one, if writing to it is the same; else None."""
     kind = type(entry)
     if (
@@ -158,7 +160,7 @@ def _as_plain(entry: Any, value: Any) -> Tensor | None:
     return None
 
 
-def _is_node_pair(entry: Any, value: Any) -> bool:
+def _is_node_pair(entry: Any, value: object) -> bool:
     """Return True if ``entry`` is a node with entries, and ``value`` is such a node or a dict."""
     if not isinstance(entry, Core) or entry._is_value:
         return False

@@ -52,7 +52,7 @@ class Transaction:
         self._paths.append(path)
         self._places.append(place)
 
-    def write_node(self, write: Callable[[Any], Any], value: Any) -> None:
+    def write_node(self, write: Callable[[Any], Any], value: object) -> None:
         """Add ``write(value)``, which writes a value node. These run first: they may still raise."""
         self._nodes.append((write, value))
 
@@ -195,7 +195,7 @@ def has_overlap(leaves: list[Tensor], *operands: Any) -> bool:
     return any(is_overlapping(leaf, other) for leaf, *others in zip(leaves, *lists) for other in others)
 
 
-def is_overlapping(leaf: Tensor, other: Any) -> bool:
+def is_overlapping(leaf: Tensor, other: object) -> bool:
     """Return True if two tensors partly overlap, so that torch refuses to write to one while it reads the other."""
     if leaf is other or not isinstance(other, Tensor) or not leaf.numel() or not other.numel():
         return False

@@ -87,7 +87,7 @@ class Update:
             # Reverse the list, since todo is a stack: of several values of one key, the last must be written last.
             todo += [*self._read_level(*todo.pop())][::-1]
 
-    def _read_level(self, node: Any, source: Any, wanted: Any, path: Path) -> Iterator[Level]:
+    def _read_level(self, node: Any, source: object, wanted: Any, path: Path) -> Iterator[Level]:
         """Add the writes of the leaves of one node, and return the levels below."""
         size, device, aligned = node.batch_size, node.device, False
         items: Any = source
@@ -113,7 +113,9 @@ class Update:
             elif (level := self._read_entry(node, key, value, below, path, size)) is not None:
                 yield level, value, below, (*path, key)
 
-    def _read_entry(self, node: Any, key: str, value: Any, below: Any, prefix: Path, size: torch.Size) -> Any:
+    def _read_entry(
+        self, node: Any, key: str, value: Any, below: object, prefix: Path, size: torch.Size
+    ) -> object:
         """Add the write of one entry, or return the node that it is merged into."""
         path = (*prefix, key)
         rows = pair_rows(node, value)
@@ -144,7 +146,7 @@ class Update:
             self._add_store(node, key, value, path, size, joins=True)
         return None
 
-    def _is_merged(self, current: Any, value: Any, below: Any) -> bool:
+    def _is_merged(self, current: object, value: object, below: object) -> bool:
         """Return True if the entries of a value are merged into those of an existing node."""
         if current is None or not has_entries(current) or not _is_node(value):
             return False
@@ -160,7 +162,9 @@ class Update:
                 raise missing_key_error(node, key, prefix) from None
             return None
 
-    def _add_store(self, node: Any, key: str, value: Any, path: Path, size: torch.Size, joins: bool) -> None:
+    def _add_store(
+        self, node: Core, key: str, value: object, path: Path, size: torch.Size, joins: bool
+    ) -> None:
         """Add the store of a new entry. ``joins``: merge with a node that another thread stores concurrently."""
         value = node._schema.convert(key, value)
         check_unlocked(node, f"set {show_path(path)}")
@@ -183,7 +187,7 @@ class Update:
     def _store(self, node: Core, key: str, leaf: Tensor) -> None:
         self.writes.change(node._set_child, key, leaf.clone() if self.clone else leaf)
 
-    def add_copy(self, node: Any, key: str, value: Any, path: Path) -> None:
+    def add_copy(self, node: Any, key: str, value: object, path: Path) -> None:
         """Check the copy of a value into an existing entry, and add it; of a lazy stack, those into its members."""
         parts = node._split_value(value)
         for member, part in parts:
@@ -214,7 +218,7 @@ class Update:
     def _make_stack(self, held: Any, value: Any) -> Any:
         """Convert a dense node to a lazy stack and update its members, since a dense node needs equal members."""
 
-        def update_part(member: Any, part: Any) -> Any:
+        def update_part(member: Core, part: Any) -> Any:
             update = Update(
                 part, clone=self.clone, non_blocking=self.writes.non_blocking, is_leaf=self.is_leaf
             )
@@ -244,7 +248,7 @@ class Update:
         return size
 
 
-def _check_through(current: Any, value: Any, path: Path) -> None:
+def _check_through(current: object, value: object, path: Path) -> None:
     """Raise KeyThroughLeafError if a nested key passes through a leaf or value."""
     if type(value) is _Through and current is not None and not has_entries(current):
         raise KeyThroughLeafError(
@@ -256,7 +260,7 @@ def _select(items: Mapping[Any, Any], wanted: Any) -> Mapping[Any, Any]:
     return items if wanted is None else {key: None for key in items if key in wanted}
 
 
-def _filter(value: Any, below: Any) -> Any:
+def _filter(value: Any, below: Any) -> object:
     return value if below is None else filter_entries(value, below)
 
 
@@ -273,7 +277,7 @@ def _list_requested(items: Mapping[Any, Any], wanted: Any) -> Iterator[tuple[str
             yield key, value, wanted[key]
 
 
-def _is_node(value: Any) -> bool:
+def _is_node(value: object) -> bool:
     # Check the most common type first: isinstance with the abstract class Mapping is slow.
     if isinstance(value, Tensor):
         return False
@@ -291,7 +295,7 @@ def _is_stack_needed(held: Any, value: Any) -> bool:
     )
 
 
-def try_merge(root: Core, source: Any) -> bool:
+def try_merge(root: Core, source: object) -> bool:
     """Store the entries of ``source`` if none needs conversion. Otherwise return False, with nothing stored."""
     levels: list[tuple[Core, dict[Any, Child]]] = []
     todo: list[tuple[Core, Any]] = [(root, source)]

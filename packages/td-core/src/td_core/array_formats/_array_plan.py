@@ -260,7 +260,7 @@ def _split_leaves(
 def _identify_pieces(leaves: list[list[Piece]]) -> list[list[object]]:
     """Return a key for each piece of each leaf, equal for pieces that are the same view of the same memory."""
     pieces = list(chain.from_iterable(leaves))
-    keys: list[Any] = [_get_address(piece.tensor) for piece in pieces]
+    keys: list[object] = [_get_address(piece.tensor) for piece in pieces]
     counts = Counter(keys)
     for position, piece in enumerate(pieces):
         if counts[keys[position]] > 1:

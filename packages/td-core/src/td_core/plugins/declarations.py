@@ -183,7 +183,7 @@ def shows(options: Callable[..., object], *, more: bool = False) -> Callable[[F]
 
 
 def implements(
-    declared: Callable[Concatenate[Any, P], Any],
+    declared: Callable[Concatenate[Any, P], object],
 ) -> Callable[[Callable[..., Any]], Callable[Concatenate[Any, P], Any]]:
     """Return a decorator that makes a function the implementation of a declaration, with its signature and docstring."""
 

@@ -64,7 +64,7 @@ class WatchedOs:
         if name not in _OS_CALLS:
             return member
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: Any) -> Any:
             self._see(name)
             return member(*args, **kwargs)
 
@@ -119,7 +119,7 @@ def kill_at_os_call(work: Callable[[], Any], number: int, *modules: ModuleType) 
     return code != 0
 
 
-def count_calls(work: Callable[[], Any]) -> int:
+def count_calls(work: Callable[[], object]) -> int:
     """Run ``work`` in a child process, and return the number of its file-system calls."""
     reader, writer = os.pipe()
 
@@ -161,7 +161,7 @@ def kill_at_call(work: Callable[[], object], number: int) -> None:
     assert code in (0, _KILLED), f"the save failed with the exit code {code} before it was killed"
 
 
-def kill_after(work: Callable[[], Any], seconds: float) -> bool:
+def kill_after(work: Callable[[], object], seconds: float) -> bool:
     """Run ``work`` in a child process that is killed after some time. Return False if the process ended before."""
     pid = _fork(work)
     time.sleep(seconds)

@@ -125,7 +125,7 @@ class SerializerTests:
         """Return the collections to save and load, by name. Override it to add other kinds."""
         return {**make_samples(), **make_value_samples()}
 
-    def check(self, result: Any, expected: Any) -> None:
+    def check(self, result: object, expected: object) -> None:
         """Assert that two collections are equal: kinds, keys in order, leaves, batch sizes, names, values."""
         assert_same(result, expected)
 
