@@ -100,3 +100,19 @@ def test_write_of_value_into_opened_save_raises(format: str, write: str, tmp_pat
     assert (opened["s"], opened["n", "t"]) == ("old", "v")
     assert (td_core.load(path)["s"], td_core.load(path)["n", "t"]) == ("old", "v")
     assert opened.clone().set_("s", "new")["s"] == "new"
+
+
+@pytest.mark.parametrize("format", ["safetensors", "hdf5", "zarr"])
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_inspect_shows_dtype_of_elements_of_nested_leaf(
+    format: str, layout: torch.layout, tmp_path: Path
+) -> None:
+    path = tmp_path / find_place(format).name
+    parts = [torch.ones(2, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.bfloat16)]
+    td = TensorDict(
+        {"a": torch.nested.nested_tensor(parts, layout=layout)}, [2] if layout is torch.jagged else []
+    )
+    td_core.save(td, path, format=format)
+    leaf = td_core.inspect(path).children["a"]
+    assert (leaf.kind, leaf.dtype) == ("nested leaf", "torch.bfloat16")
