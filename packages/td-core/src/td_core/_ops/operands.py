@@ -54,25 +54,24 @@ def combine(
     levels: Walked = None
     operand = other
     # A type check is several times faster than isinstance with an abstract class.
-    if type(other) is type(node) or not isinstance(other, NUMBERS):
-        if type(other) is type(node) or isinstance(other, Core):
-            size = None
-            if default is not None or other.batch_size != node.batch_size:
-                node, other, size = _align(node, name, other, default)
-            operand = []
-            levels = node._zip_leaves(other, leaves, operand, foreign)
-            if size is not None:
-                leaves, operand = align_pairs(node, other, leaves, operand, len(size))
-        elif isinstance(other, (Tensor, np.ndarray)):
-            other = other if isinstance(other, Tensor) else _move_beside(node, other)
-            node = _expand_for_tensor(node, name, other)
-            operand = []
-            if other.ndim:  # _beside_each() handles a 0-d tensor, see below
-                node._broadcast_to_leaves(other, operand)
-        else:
-            return NotImplemented  # type: ignore[no-any-return]
-    elif isinstance(other, np.generic):
-        operand = other.item()
+    if type(other) is not type(node) and isinstance(other, NUMBERS):
+        operand = other.item() if isinstance(other, np.generic) else other
+    elif type(other) is type(node) or isinstance(other, Core):
+        size = None
+        if default is not None or other.batch_size != node.batch_size:
+            node, other, size = _align(node, name, other, default)
+        operand = []
+        levels = node._zip_leaves(other, leaves, operand, foreign)
+        if size is not None:
+            leaves, operand = align_pairs(node, other, leaves, operand, len(size))
+    elif isinstance(other, (Tensor, np.ndarray)):
+        other = other if isinstance(other, Tensor) else _move_beside(node, other)
+        node = _expand_for_tensor(node, name, other)
+        operand = []
+        if other.ndim:  # _beside_each() handles a 0-d tensor, see below
+            node._broadcast_to_leaves(other, operand)
+    else:
+        return NotImplemented  # type: ignore[no-any-return]
     # Fused kernels need no type check, unless the operand is a tensor, whose views can be of a subclass.
     walked = len(leaves) > 0 or type(operand) is not list
     if not leaves:
