@@ -39,7 +39,7 @@ from ._public_names import LazyFunction, lazy_names, set_module
 from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
 from ._settings import Switch
-from ._shape_plans import Join, stack_plan
+from ._shape_plans import stack_plan
 from ._sharded import save_together
 from ._storage_backends import Keeper, StorageBackend
 from ._torch_private import (
@@ -61,7 +61,7 @@ from .plugins.memmap_methods import Progress
 
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "WRAPPING", "EntrySchema",
-    "Join", "Keeper", "LazyFunction", "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper",
+    "Keeper", "LazyFunction", "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper",
     "as_batch_size", "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode",
     "check_names", "check_table", "check_unlocked", "check_writable", "choose_algorithm", "compute_digest", "compute_seqlens",
     "copy_all", "count_users", "decode_table", "describe_table", "dump_table", "expand", "foreach_kernel", "is_aliasing",

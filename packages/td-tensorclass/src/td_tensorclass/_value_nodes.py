@@ -11,7 +11,6 @@ from torch import Tensor
 from td_core import LinkedList, TensorCollection
 from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
-    Join,
     Keeper,
     Node,
     as_batch_size,
@@ -270,15 +269,13 @@ class NonTensorNode(ValueNode):
         for item in items:
             if not isinstance(item, NonTensorNode):
                 raise kind_mismatch_error(self, item, path)
-        if isinstance(plan, Join):
+        if plan.alike:
             _check_even(items, plan, path)
         size, names = plan.resize_batch(self._batch_size), plan.rename_dims(self._names)
         if self._is_single_after_join(items, plan.stacks):
             return self._copy_with(size, self._device, names)  # type: ignore[attr-defined]
         tail = find_hidden_size(items)
-        values = (
-            concat_values(items, plan.dim, tail) if isinstance(plan, Join) else _select_values(items, plan)
-        )
+        values = concat_values(items, plan.dim, tail) if plan.alike else _select_values(items, plan)
         made = type(self) if isinstance(self, self._stack) else self._stack
         if tail:
             stack = made._of(values, torch.Size((*size, *tail)), self._device)
@@ -473,7 +470,7 @@ def nest_values(values: list[Any], size: Sequence[int], made: Callable[..., Any]
     return made(nest_values(values[i * step : (i + 1) * step], size[1:], made) for i in range(size[0]))
 
 
-def _check_even(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> None:
+def _check_even(items: Sequence[Any], plan: Any, path: tuple[str, ...]) -> None:
     """Raise StructureError if the batch sizes of nodes to join do not match."""
     dim, first = plan.dim, items[0]._batch_size
     for i, item in enumerate(items):
@@ -554,7 +551,7 @@ def concat_values(
 def find_joints(items: Sequence[Any], plan: Any) -> Joints | None:
     """Compute the :data:`Joints` of a stack or concatenation; None if the values vary along all of its dims."""
     ndim = len(items[0].batch_size)
-    if not isinstance(plan, Join) or (plan.stacks and not ndim):
+    if not plan.alike or (plan.stacks and not ndim):
         return None
     dims = [set(item._get_varying_dims()) for item in items]
     shared = set.intersection(*dims)
