@@ -113,7 +113,8 @@ class StoredTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a copy in memory: a copy of a store would be another store."""
-        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))  # type: ignore[no-any-return]
+        copied: Tensor = memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
+        return copied
 
     def __tensor_flatten__(self) -> NoReturn:
         """Raise an error: torch.compile calls this to trace an input."""

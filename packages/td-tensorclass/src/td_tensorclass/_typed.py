@@ -224,7 +224,8 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             cls._require(tensordict.keys())
         inner: Any = tensordict._inner()
         if isinstance(inner, LazyStackedTensorDict) and inner.tensordicts:
-            return cls._view_stack(inner)  # type: ignore[no-any-return]
+            view: Self = cls._view_stack(inner)
+            return view
         shared = isinstance(inner, TensorDict) and not isinstance(tensordict, nn.Module)
         entries = inner._children() if shared else dict(inner._children())
         made: Self = cls._make(entries, inner.batch_size, inner.device, inner._names)

@@ -37,7 +37,8 @@ class MappedTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a copy in memory."""
-        return memo.setdefault(id(self), self.clone())  # type: ignore[no-any-return]
+        copied: Tensor = memo.setdefault(id(self), self.clone())
+        return copied
 
 
 def as_mapped(leaf: Tensor, rebuild: Callable[..., Tensor], *place: object) -> MappedTensor:
