@@ -8,6 +8,7 @@ import runpy
 import sys
 from importlib import import_module
 from importlib.metadata import requires, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,10 @@ def test_build_file_requires_siblings_of_same_minor_version(package: str) -> Non
     wanted = {"td-core": [], "td-all": everything}.get(package, ["td-core"])
     major, minor, *_ = VERSION.split(".")
     project = BUILD_FILES[package]["project"]
-    stores = project.get("optional-dependencies", {}).get("stores", [])
-    asked = [Requirement(line) for line in (*project["dependencies"], *stores)]
-    found = {line.name: str(line.specifier) for line in asked if line.name.startswith("td-")}
+    extras = project.get("optional-dependencies", {}).values()
+    asked = [Requirement(line) for line in (*project["dependencies"], *chain.from_iterable(extras))]
+    own = [line for line in asked if line.name.startswith("td-") and line.name != package]
+    found = {line.name: str(line.specifier) for line in own}
     assert found == dict.fromkeys(wanted, f"~={major}.{minor}.0")
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorCollection, TensorDict
+from td_core import Description, TensorCollection, TensorDict
 from td_core._ops.packing import PackLayout
 from td_core.errors import LockedError
 from td_core.plugins.declarations import DECLARATIONS
@@ -252,6 +252,8 @@ def to_plain_objects(value: Any) -> Any:
         return (value.dtype, value.tolist())
     if isinstance(value, np.ndarray):
         return (str(value.dtype), repr(value))
+    if isinstance(value, Description):  # the title names the class
+        return value.rows
     if isinstance(value, PackLayout):
         return (value.keys, value.shapes, value.dim)
     if isinstance(value, dict):
