@@ -20,7 +20,7 @@ MODULES = (
 #: Names of persistent stores, of other file formats, and of tools unrelated to tensors.
 EXCLUDED = {
     "LazyStackedTensorDictStore", "TensorDictStore", "from_arrow", "from_csv", "from_json", "from_pandas", "from_parquet",
-    "logger", "timeit", "to_arrow",
+    "timeit", "to_arrow",
 }  # fmt: skip
 
 PUBLISHED = """
