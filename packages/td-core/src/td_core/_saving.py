@@ -10,9 +10,9 @@ from ._buffers import as_memory, is_stored
 from ._collection import Core
 from ._locations import Location, as_location, check_mode, show_location
 from ._nodes import as_named
+from ._public_names import LazyFunction
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
 from ._sharded import save_together
-from ._stored_blocks import find_row_blocks
 from .errors import BatchSizeError
 from .plugins.declarations import shows, takes
 from .plugins.memmap_methods import MemmapOptions
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["SaveMixin", "append", "create", "inspect", "load", "open", "save", "verify"]
 
 SelfT = TypeVar("SelfT", bound="SaveMixin")
+
+_find_row_blocks = LazyFunction("td_core", "._stored_blocks", "find_row_blocks")
 
 
 def save(data: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
@@ -323,7 +325,8 @@ class SaveMixin(Core):
         """
         if not self.batch_size:
             raise BatchSizeError("a collection without batch dims has no rows: give it a batch size first")
-        return find_row_blocks(self.batch_size[0], self._leaves())
+        blocks: list[range] = _find_row_blocks(self.batch_size[0], self._leaves())
+        return blocks
 
     def load_(self, prefix: Location, *args: object, format: str | None = None, **kwargs: object) -> Self:
         """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.
