@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once  # starts interpreters, which take seconds
+
 PAGE = Path(__file__).parents[1] / "docs/guide/imports.md"
 
 #: Program that prints, for each table, the entries that importing the given modules adds, and everything else it changes.

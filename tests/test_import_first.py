@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once  # starts interpreters, which take seconds
+
 HEAVY = ("torch._dynamo", "torch.distributed", "torch.export", "numpy.testing")
 
 # torch itself imports some of these modules, so count only those that td_core adds.
@@ -55,7 +57,6 @@ def test_import_package_first_activates_plugins(present: str) -> None:
     assert set(python(code).split()) <= {"active"}
 
 
-@pytest.mark.once
 def test_import_package_under_fake_tensor_mode_works(present: str) -> None:
     code = f"""
 from torch._subclasses import FakeTensorMode
