@@ -418,10 +418,11 @@ class _Load:
 
     def _add(self, node: Core, key: str, value: Any) -> None:
         """Add the write of a value, or of a new entry."""
+        assign = self.assign  # a function with a reference to this object, which owns it, would be a cycle
         if key in node._children():
-            self.writes.write_node(lambda value: _apply(node, key, value, self.assign), value)
+            self.writes.write_node(lambda value: _apply(node, key, value, assign), value)
         else:
-            self.writes.change(_apply, node, key, value, self.assign)
+            self.writes.change(_apply, node, key, value, assign)
 
 
 def _get_node_values(node: Core, level: _Level) -> Mapping[str, Any]:
