@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import importlib
 import importlib.util
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +31,31 @@ def registered() -> Iterator[None]:
         return
     with installed(plugin, id="zarr", distribution="td-zarr"):
         yield
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a log."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def handler() -> type[http.server.SimpleHTTPRequestHandler]:
+    """Return the class that answers requests; a test file overrides it."""
+    return QuietHandler
+
+
+@pytest.fixture
+def server(handler: type[http.server.SimpleHTTPRequestHandler], tmp_path: Path) -> Iterator[str]:
+    """Serve a directory, and return its URL."""
+    answer = functools.partial(handler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answer) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{serving.server_port}"
+        serving.shutdown()
+        thread.join()
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import http.server
 import itertools
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +159,9 @@ class FaultyHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """Serve a directory, and return its URL."""
-    handler = functools.partial(FaultyHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{serving.server_port}"
-        serving.shutdown()
-        thread.join()
+def handler() -> type[FaultyHandler]:
+    """Let the fixture ``server`` answer with faults, which a test chooses."""
+    return FaultyHandler
 
 
 @pytest.mark.parametrize("fault", ["busy", "truncated"])

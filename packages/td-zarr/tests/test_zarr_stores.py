@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,23 +119,6 @@ def test_missing_location_raises(tmp_path: Path) -> None:
     for call in (load, open_group, inspect, verify):
         with pytest.raises(FileNotFoundError, match=r"missing.zarr"):
             call(tmp_path / "missing.zarr")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """Serve a directory, and return its URL."""
-    handler = functools.partial(QuietHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{serving.server_port}"
-        serving.shutdown()
-        thread.join()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 @pytest.mark.parametrize("options", [{}, {"chunks": 2}], ids=str)
