@@ -82,7 +82,7 @@ before = set(sys.modules)
 import td_core
 added = set(sys.modules) - before
 roots = {name.partition(".")[0] for name in added} - sys.stdlib_module_names
-tools = ("_checksums", "_encoded_tables", "_inspection", "_progress", "_stored", "_temporary_files")
+tools = ("_checksums", "_encoded_tables", "_inspection", "_stored", "_temporary_files")
 print(*sorted(name for name in roots if not name.startswith(("td_", "__editable__"))))
 print(*sorted(added.intersection(f"td_core.{name}" for name in tools)))
 print("argparse" in added)

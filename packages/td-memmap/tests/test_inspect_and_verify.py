@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -296,10 +297,11 @@ def test_progress_calls_function_with_bytes_done(
     td.memmap(prefix, progress=True)
     assert "save" in (bar := capsys.readouterr().err) and bar.endswith("\n")
     bars: list[Any] = []
-    monkeypatch.setattr("td_core._progress.tqdm", lambda **given: bars.append(Bar()) or bars[0])
+    make_bar = lambda **given: bars.append(Bar()) or bars[0]  # noqa: E731
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=make_bar))
     td.memmap(prefix, progress=True)
     assert bars[0].steps == [1000, 1000, 1000, "closed"]
-    monkeypatch.setattr("td_core._progress.tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
     td.memmap(prefix, progress=True)
     assert capsys.readouterr().err.endswith("save: 2000 of 3000 bytes\rsave: 3000 of 3000 bytes\n")
 
@@ -380,8 +382,8 @@ def test_memmap_more_leaves_than_mappings_raises_before_write(
 ) -> None:
     td = TensorDict({str(i): torch.zeros(1) for i in range(50)})
     td.memmap(prefix)
-    monkeypatch.setattr("td_memmap._limits._FEW", 10)
-    monkeypatch.setattr("td_memmap._limits._SPARE", 1 << 40)
+    monkeypatch.setattr("td_memmap._mapped_memory._FEW", 10)
+    monkeypatch.setattr("td_memmap._mapped_memory._SPARE", 1 << 40)
     for call in (lambda: TensorDict.load_memmap(prefix), lambda: td.memmap(prefix.with_name("other"))):
         with pytest.raises(
             OSError, match=r"50 leaves are as many mappings, .*use an archive \(.tdz\), which is one mapping"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from td_core.spi import show_size
 from td_memmap._file_names import list_temporary_prefixes
-from td_memmap._listing import show_size
 from td_memmap._plan import count_list_dims
 
 

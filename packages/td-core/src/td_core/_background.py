@@ -1,7 +1,8 @@
-"""Work that goes on in a thread after the call has returned."""
+"""Work in threads, also after the call has returned, and reports of its progress."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from ._public_names import set_module
-
-__all__ = ["TensorDictFuture", "run_in_background", "run_parallel"]
+from .plugins.memmap_methods import Progress
 
 
 @set_module("td_core")
@@ -95,3 +95,51 @@ def run_parallel(work: Sequence[Callable[[], object]], num_threads: int) -> None
     with ThreadPoolExecutor(num_threads, "td-core") as pool:
         for future in [pool.submit(call) for call in work]:
             future.result()
+
+
+def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
+    """Return a thread-safe function that takes the number of bytes just processed.
+
+    Args:
+        progress: the option of the format: False, True for a progress bar, or a function of (bytes done, total bytes).
+        total: number of bytes of the whole operation.
+        what: name of the operation, shown beside the bar.
+
+    >>> report = make_reporter(lambda done, total: print(done, "of", total), 3, "save")
+    >>> report(2), report(1)
+    2 of 3
+    3 of 3
+    (None, None)
+    """
+    if progress is False:
+        return lambda amount: None
+    lock, done = threading.Lock(), 0
+    show = _make_bar(total, what) if progress is True else progress
+
+    def report(amount: int) -> None:
+        nonlocal done
+        with lock:
+            done += amount
+            show(done, total)
+
+    return report
+
+
+def _make_bar(total: int, what: str) -> Callable[[int, int], object]:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return lambda done, total: print(
+            f"\r{what}: {done} of {total} bytes",
+            end="" if done < total else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+    bar = tqdm(total=total, desc=what, unit="B", unit_scale=True)
+
+    def show(done: int, total: int) -> None:
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    return show

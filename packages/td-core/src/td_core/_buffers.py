@@ -26,17 +26,6 @@ from ._foreach import PLAIN
 from ._public_names import set_module
 from ._torch_private import map_location
 
-__all__ = [
-    "STORED",
-    "Leaves",
-    "as_bytes",
-    "as_memory",
-    "find_refusal",
-    "has_memory",
-    "index_leaves",
-    "is_stored",
-]
-
 #: Storages of up to this many bytes are copied into one buffer per dtype: a separate buffer costs more.
 SMALL = 1 << 14
 _KIND = attrgetter("__class__", "layout", "is_cpu", "is_nested", "dtype")

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from .errors import FormatError
 
-__all__ = ["as_buffer", "choose_algorithm", "compute_digest", "make_checksum"]
-
 
 class _Crc32:
     """CRC-32 with the interface of a ``hashlib`` object."""

@@ -16,8 +16,6 @@ from .errors import FormatError, MissingPluginError, TensorDictError
 if TYPE_CHECKING:
     from ._base import TensorCollection
 
-__all__ = ["decode", "decode_all"]
-
 
 def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = False) -> TensorCollection:
     """Decode a tree; the inverse of :func:`encode`.

@@ -26,8 +26,6 @@ from ._value_codec import join, split
 from .errors import CodecError, FormatError, KeyPathError, MissingPluginError
 from .typing import NestedKey
 
-__all__ = ["check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys"]
-
 #: Version of the header.
 VERSION = 1
 

@@ -10,18 +10,6 @@ from typing import Any
 
 from ._type_names import is_instance_of_named
 
-__all__ = [
-    "HEAD_SIZE",
-    "MODES",
-    "Location",
-    "as_location",
-    "can_use_location",
-    "check_mode",
-    "has_suffix",
-    "read_head",
-    "show_location",
-]
-
 #: A local path, a URL as a string, or an object that a format accepts in place of a path.
 Location = Any
 

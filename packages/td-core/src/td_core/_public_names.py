@@ -12,8 +12,6 @@ import torch
 
 from ._torch_private import add_safe_name
 
-__all__ = ["LazyFunction", "lazy_names", "set_module"]
-
 DefinedT = TypeVar("DefinedT")
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+from torch import Tensor
 
 from ._buffers import as_memory, is_stored
 from ._collection import Core
@@ -12,8 +16,7 @@ from ._locations import Location, as_location, check_mode, show_location
 from ._nodes import as_named
 from ._public_names import LazyFunction
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
-from ._sharded import save_together
-from .errors import BatchSizeError
+from .errors import BatchSizeError, WorkerError
 from .plugins.declarations import shows, takes
 from .plugins.memmap_methods import MemmapOptions
 from .typing import NestedKey
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ._inspection import Report, Tree
-
-__all__ = ["SaveMixin", "append", "create", "inspect", "load", "open", "save", "verify"]
 
 SelfT = TypeVar("SelfT", bound="SaveMixin")
 
@@ -353,3 +354,41 @@ def _bind_options(
     if twice:
         raise TypeError(f"the option {', '.join(map(repr, sorted(twice)))} is given by position and by name")
     return {**options, **kwargs}
+
+
+def save_together(data: Core, write: Callable[[Any], Any], read: Callable[[], Any] | None) -> Any:
+    """Call ``write(data)``. Gather sharded leaves first: on all ranks of their mesh, of which the first one writes.
+
+    The other ranks call ``read`` once the collection is saved, or raise WorkerError. With ``read=None``, every rank writes.
+
+    >>> save_together(TensorDict({"a": 1}), print, None)
+    TensorDict(batch_size=[], fields={a: i64[]})
+    """
+    leaves = data._leaves()
+    shards = _list_shards(leaves)
+    if not shards:
+        return write(data)
+    gathered = {id(shard): shard.full_tensor() for shard in shards}
+    whole = data._unflatten([gathered.get(id(leaf), leaf) for leaf in leaves])
+    if read is None:
+        return write(whole)
+    mesh = max((shard.device_mesh for shard in shards), key=lambda mesh: mesh.size())
+    writer = int(mesh.mesh.flatten()[0])
+    writes = torch.distributed.get_rank() == writer
+    failed = torch.ones((), device=mesh.device_type)
+    try:
+        result = write(whole) if writes else None
+        failed.zero_()
+    finally:
+        # A reduction along each dim of the mesh: no rank continues before the first one has written.
+        for dim in range(mesh.ndim):
+            torch.distributed.all_reduce(failed, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
+    if failed.item():
+        raise WorkerError(f"rank {writer} could not save the sharded leaves; its error says why")
+    return result if writes else read()
+
+
+def _list_shards(leaves: list[Tensor]) -> list[Any]:
+    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
+    cls = getattr(module, "DTensor", None)
+    return [] if cls is None else [leaf for leaf in leaves if isinstance(leaf, cls)]

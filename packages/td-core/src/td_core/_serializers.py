@@ -23,8 +23,6 @@ from .errors import FormatError, MissingPluginError, PluginError, TensorDictErro
 if TYPE_CHECKING:
     from ._inspection import Report, Tree
 
-__all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Serializer", "Serializers", "check_options", "list_options"]
-
 DEFAULT_FORMAT = "memmap"
 _DEFAULT_PROVIDER = "td-memmap"
 #: The package and the suffixes of each format of the project, except the default format.

@@ -17,8 +17,6 @@ from ._collection import Core
 
 NodeT = TypeVar("NodeT", bound=Core)
 
-__all__ = ["StorageBackend", "Keeper", "get_backends"]
-
 
 class StorageBackend:
     """Fast implementations of operations on a whole tree. A method returns None to request the general implementation.

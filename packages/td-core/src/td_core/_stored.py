@@ -39,8 +39,6 @@ from ._torch_private import (
 from .errors import LockedError
 from .typing import DeviceType, Source, SourceIndex
 
-__all__ = ["StoredTensor", "as_memory", "index_together", "read_all", "rebuild_stored_tensor"]
-
 
 @set_module("td_core")
 class StoredTensor(Tensor):

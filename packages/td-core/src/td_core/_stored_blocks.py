@@ -19,8 +19,6 @@ from torch import Tensor
 from ._buffers import is_stored
 from ._stored_modes import unwrap
 
-__all__ = ["Block", "count", "find_block", "find_row_blocks", "get_strides"]
-
 
 class Block(NamedTuple):
     """The part of an array that contains a view.

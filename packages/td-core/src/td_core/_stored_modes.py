@@ -12,8 +12,6 @@ from ._public_names import set_module
 from .errors import LockedError
 from .typing import Source, SourceIndex
 
-__all__ = ["WRAPPERS", "PrivateSource", "ReadOnlySource", "unwrap"]
-
 
 @set_module("td_core.pickles")
 class ReadOnlySource:

@@ -17,17 +17,6 @@ from ._stored_blocks import count, find_block, get_strides
 from ._stored_modes import unwrap
 from .typing import Source, SourceIndex
 
-__all__ = [
-    "Points",
-    "Request",
-    "fetch",
-    "find_points",
-    "request_points",
-    "request_view",
-    "write_points",
-    "write_view",
-]
-
 #: A write of more bytes than this is split into several, so that a large array can be filled or copied.
 LARGEST_WRITE = 1 << 26
 

@@ -23,15 +23,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "NewDirectory",
-    "NewFile",
-    "lock_directory",
-    "read_unreplaced",
-    "remove_stale",
-    "sync_directory",
-]
-
 ReadT = TypeVar("ReadT")
 
 #: The most buffers that one call of ``writev`` takes.

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
-__all__ = ["NamedTypes", "find_imported", "has_name", "is_instance_of_named", "is_type_name"]
-
 T = TypeVar("T")
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+\Z")

@@ -26,8 +26,6 @@ from ._value_types import VALUES
 from ._walks import expand
 from .errors import CodecError, FormatError, MissingPluginError
 
-__all__ = ["MAX_DEPTH", "join", "parse_json", "is_readable", "is_same_value", "split"]
-
 #: Maximum nesting of a value; each conversion to a simpler value counts as one level. Python's json fails at about
 #: a thousand levels, and a sidecar needs two per level of the value.
 MAX_DEPTH = 200

@@ -25,8 +25,6 @@ from ._public_names import set_module
 from ._type_names import NamedTypes, find_imported, is_type_name
 from .errors import PluginError
 
-__all__ = ["CONTAINERS", "VALUES", "LeafSerializer", "enum_serializer"]
-
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
 
 # Types that JSON represents exactly. int and dict have serializers, for large ints and keys that are not strings.

@@ -38,9 +38,9 @@ from ._ops.batch_size import as_batch_size
 from ._public_names import LazyFunction, lazy_names, set_module
 from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
+from ._saving import save_together
 from ._settings import Switch
 from ._shape_plans import stack_plan
-from ._sharded import save_together
 from ._storage_backends import Keeper, StorageBackend
 from ._torch_private import (
     count_users,
@@ -159,6 +159,7 @@ WRAPPING = {
 
 # For authors of formats. Imported at first use, since programs that do not save need none of it.
 if TYPE_CHECKING:
+    from ._background import make_reporter as make_reporter
     from ._background import run_in_background as run_in_background
     from ._background import run_parallel as run_parallel
     from ._checksums import as_buffer as as_buffer
@@ -173,7 +174,6 @@ if TYPE_CHECKING:
     from ._encoded_tables import load_table as load_table
     from ._encoded_tables import select_keys as select_keys
     from ._inspection import show_size as show_size
-    from ._progress import make_reporter as make_reporter
     from ._temporary_files import NewDirectory as NewDirectory
     from ._temporary_files import NewFile as NewFile
     from ._temporary_files import lock_directory as lock_directory
@@ -184,14 +184,13 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "td_core._background": ["run_in_background", "run_parallel"],
+            "td_core._background": ["make_reporter", "run_in_background", "run_parallel"],
             "td_core._command_line": ["run_command"],
             "td_core._inspection": ["show_size"],
             "td_core._checksums": ["as_buffer", "choose_algorithm", "compute_digest", "make_checksum"],
             "td_core._encoded_tables": [
                 "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",
             ],
-            "td_core._progress": ["make_reporter"],
             "td_core._temporary_files": [
                 "NewDirectory", "NewFile", "lock_directory", "read_unreplaced", "remove_stale", "sync_directory",
             ],

@@ -18,8 +18,6 @@ from ._h5_files import Location, StoreFile, find_filename
 from ._read_h5 import Save, load, open_save
 from ._write_h5 import save
 
-__all__ = ["append"]
-
 
 def append(rows: Any, path: Location) -> None:
     """Add rows along the first batch dim of a save.

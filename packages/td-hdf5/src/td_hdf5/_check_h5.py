@@ -15,8 +15,6 @@ from ._datasets import describe_storage, find_array
 from ._h5_files import Location, find_filename
 from ._read_h5 import Save, open_save, read_arrays_of
 
-__all__ = ["inspect", "verify"]
-
 
 def inspect(path: Location) -> Tree:
     """Return the tree of a save from its header, and from how its datasets are stored.

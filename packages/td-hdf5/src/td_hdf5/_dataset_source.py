@@ -27,8 +27,6 @@ from ._datasets import (
 )
 from ._h5_files import StoreFile, convert_errors
 
-__all__ = ["DatasetSource"]
-
 #: HDF5 takes quadratic time for a selection of many positions.
 _POSITIONS = 512
 

@@ -10,6 +10,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import h5py
@@ -20,12 +21,6 @@ from torch import Tensor
 from td_core.errors import FormatError
 
 from ._h5_files import H5_ERRORS, convert_errors, show_error
-
-__all__ = [
-    "NATIVE", "Array", "can_hold", "choose_chunks", "count_links", "create_dataset", "create_file", "create_group", "describe",
-    "describe_storage", "escape_key", "find_array", "iter_parts", "locate", "read_header", "read_part",
-    "read_positions", "read_whole", "write_header", "write_part", "write_text",
-]  # fmt: skip
 
 #: The dtypes of torch that HDF5 has, with the numpy dtype of their elements.
 NATIVE: dict[torch.dtype, np.dtype[Any]] = {
@@ -57,6 +52,17 @@ class Array(NamedTuple):
     def nbytes(self) -> int:
         """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """Options of datasets; :func:`td_hdf5.save` describes them."""
+
+    chunks: int | tuple[int, ...] | bool | None = None
+    compression: str | int | None = None
+    compression_opts: object = None
+    shuffle: bool | None = None
+    fletcher32: bool | None = None
 
 
 def create_file(path: str, access: Any) -> Any:

@@ -24,8 +24,6 @@ from td_core.spi import STORABLE
 from ._datasets import NATIVE, Array, describe
 from ._h5_files import convert_errors, show_error
 
-__all__ = ["Foreign", "read_foreign"]
-
 #: The provider of the kinds of values, for the message if it is not installed.
 _VALUES_FROM = f"td-tensorclass=={td_core.__version__}"
 #: Attributes of tensordict: of a value for each row with its shape, and of a text.

@@ -26,20 +26,6 @@ except ImportError:  # Windows
 from td_core.array_formats import map_file
 from td_core.errors import FormatError, TensorDictError
 
-__all__ = [
-    "H5_ERRORS",
-    "Location",
-    "StoreFile",
-    "close_file",
-    "convert_errors",
-    "find_filename",
-    "has_path",
-    "is_mappable",
-    "make_access",
-    "open_path",
-    "show_error",
-]
-
 #: Longest time to wait for another program that has the file open for writing, in seconds.
 _PATIENCE = 10.0
 #: The errors that h5py raises for damaged files.

@@ -13,8 +13,6 @@ from td_core.spi import STORABLE, load_table
 
 from ._datasets import NATIVE, Array, escape_key
 
-__all__ = ["Layout", "make_entry_layout", "make_layout", "read_arrays"]
-
 KeyPath = tuple[str, ...]
 
 

@@ -15,8 +15,6 @@ from td_core.array_formats import list_names
 from ._datasets import Array, write_header
 from ._h5_layout import Layout, make_entry_layout
 
-__all__ = ["LiveHeader", "Row", "build_rows", "make_table"]
-
 
 @dataclass(slots=True)
 class Row:

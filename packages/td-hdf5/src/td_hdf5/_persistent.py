@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
 import h5py
 import torch
-from torch import Tensor
 
-from td_core import NO_DEFAULT, Encoded, StoredTensor, TensorDict, TensorDictBase, encode, kinds, split_value
-from td_core.errors import LockedError, StructureError, UnsupportedOperationError
-from td_core.spi import Keeper, as_batch_size, as_named, dump_table, load_table, set_module, show_path, walk
+from td_core import Encoded, StoredTensor, TensorDict, encode, kinds
+from td_core.array_formats import LiveCollection
+from td_core.errors import LockedError
+from td_core.spi import Node, as_batch_size, as_named, dump_table, load_table, set_module, show_path
 
 from ._dataset_source import DatasetSource
-from ._datasets import write_text
+from ._datasets import DatasetOptions, write_text
 from ._h5_files import StoreFile
 from ._h5_layout import make_entry_layout, make_layout
 from ._live_header import LiveHeader, Row, build_rows, make_table
 from ._read_h5 import Save, check_writable, open_save, open_table
 from ._write_h5 import save, write_arrays
-
-__all__ = ["PersistentTensorDict", "from_h5", "rebuild_persistent", "to_h5"]
 
 #: The modes of h5py.File, by the mode of td_core.open after the file was created.
 _MODES = ("r", "r+", "a", "w", "w-", "x")
@@ -53,54 +50,46 @@ class _Store:
                 f"cannot {what} {show_path(path)} in {self.file.path}: it is opened with mode='r'; open it with mode='r+'"
             )
 
+    @property
+    def where(self) -> str:
+        """Path of the file."""
+        return self.file.path
+
+    def find_row(self, row: Row, key: str) -> Row | list[Any]:
+        """Return the row of an entry, or the place of a leaf in a list."""
+        below: Row | list[Any] = row.entries[key]
+        return below
+
+    def write_values(self, path: tuple[str, ...], row: Row, node: Node) -> None:
+        """Write the values of an entry into the header."""
+        made = build_rows(load_table(dump_table(encode(node), []), self.where), [None])
+        with self.file.use(write=True) as file:
+            row.fields, row.values = made.fields, made.values
+            self.header.write(file)
+
+    def record(self, path: tuple[str, ...], row: Row, size: torch.Size, names: Any) -> None:
+        """Write batch size and dim names of a node into the header, if the file is opened for writing."""
+        meta = {**row.fields["meta"], "batch_size": list(size)}
+        meta.pop("names", None)
+        if names is not None:
+            meta["names"] = list(names)
+        if self.mode == "r" or meta == row.fields["meta"]:
+            return
+        row.fields["meta"] = meta
+        with self.file.use(write=True) as file:
+            self.header.write(file)
+            if row.group is not None:
+                group = h5py.h5g.open(file, row.group.encode() or b"/")
+                write_text(group, "td_batch_size", str(list(size)))
+
     def open_leaves(self, table: Encoded) -> Any:
         """Return the collection of a table, whose leaves are in this file."""
         opened = Save(self.file.path, None, table, self.header.arrays, None, False)
         return open_table(opened, table, self.mode, self.device)
 
 
-class _RowValues(Keeper):
-    """Writes the values of a node that is an entry of a persistent collection into the header."""
-
-    __slots__ = ("is_part", "path", "row", "store")
-
-    def __init__(self, store: _Store, row: Row, path: tuple[str, ...], is_part: bool = False) -> None:
-        self.store, self.row, self.path, self.is_part = store, row, path, is_part
-
-    def check(self, node: Any, values: Sequence[Any]) -> None:
-        """Raise an error if the file is opened for reading, or for a value that cannot be stored."""
-        self.store.check_writable(self.path, "write")
-        if self.is_part:
-            raise StructureError(
-                f"cannot write the values of {show_path(self.path)} in {self.store.file.path} in place, since they "
-                "are those of a larger entry there: set the entry again, or clone() it first"
-            )
-        for value in values:
-            split_value(value)
-
-    @contextlib.contextmanager
-    def lock(self, node: Any) -> Iterator[None]:
-        """Check that values can be written."""
-        self.check(node, ())
-        yield
-
-    def write(self, node: Any) -> None:
-        """Write the values of a node into the file."""
-        made = build_rows(load_table(dump_table(encode(node), []), self.store.file.path), [None])
-        with self.store.file.use(write=True) as file:
-            self.row.fields, self.row.values = made.fields, made.values
-            self.store.header.write(file)
-
-    def of_part(self) -> Keeper:
-        """Return a keeper that refuses writes."""
-        return _RowValues(self.store, self.row, self.path, True)
-
-    def __reduce__(self) -> Any:
-        return Keeper, ()  # in another process, the values are in memory
-
-
 @set_module("td_hdf5")
-class PersistentTensorDict(TensorDictBase):
+class PersistentTensorDict(LiveCollection):
     """An HDF5 file as a collection.
 
     Leaves are stored tensors: elements are read when they are used, and writes in place reach the file. So do new entries,
@@ -129,8 +118,6 @@ class PersistentTensorDict(TensorDictBase):
 
     _store: _Store
     _row: Row
-    _path: tuple[str, ...]
-    _entries: dict[str, Any]
 
     def __init__(
         self,
@@ -164,14 +151,6 @@ class PersistentTensorDict(TensorDictBase):
                 self.batch_size = batch_size
             else:
                 self._set_batch_size(as_batch_size(batch_size))
-
-    @classmethod
-    def _make(cls, store: _Store, row: Row, path: tuple[str, ...], entries: dict[str, Any], like: Any) -> Any:
-        """Build the node of a row."""
-        self = cls.__new__(cls)
-        self._store, self._row, self._path, self._entries = store, row, path, entries
-        self._size, self._label, self._labels = like.batch_size, like.device, like._names
-        return self
 
     @classmethod
     def from_dict(  # type: ignore[override]  # the signature of tensordict
@@ -255,87 +234,28 @@ class PersistentTensorDict(TensorDictBase):
             self._store.options,
         )
 
-    @property
-    def batch_size(self) -> torch.Size:
-        """Leading dims that all entries share; settable if the shape of every entry starts with the new value."""
-        return self._size
-
-    @batch_size.setter
-    def batch_size(self, batch_size: Any) -> None:
-        self._change_batch_size(as_batch_size(batch_size))
-
-    @property
-    def device(self) -> torch.device | None:
-        """Device of every entry, or None."""
-        return self._label
-
-    @property
-    def _names(self) -> Any:
-        return self._labels
-
-    @_names.setter
-    def _names(self, names: Any) -> None:
-        self._labels = names
-        self._record()
-
-    def _children(self) -> dict[str, Any]:
-        return self._entries
-
-    def _with_children(
-        self,
-        children: Mapping[str, Any],
-        *,
-        batch_size: Any = None,
-        device: Any = NO_DEFAULT,
-        names: Any = NO_DEFAULT,
-    ) -> Any:
-        result = TensorDict(
-            {},
-            batch_size=self._size if batch_size is None else batch_size,
-            device=self._label if device is NO_DEFAULT else device,
-            names=self._labels if names is NO_DEFAULT else names,
-        )
-        result._set_children(children)
-        return result
-
-    def _set_child(self, key: str, value: Any) -> None:
-        store = self._store
-        held: Any = self._entries.get(key)
-        if held is value:
-            return
-        store.check_writable((*self._path, key), "set")
-        if _fits(held, value):
-            held.copy_(value)
-            return
+    def _write_entry(self, key: str, value: Any) -> None:
+        store, row = self._store, self._row
         place = self._find_own(value)
-        replaces = key in self._row.entries
-        if replaces and place is None:
-            value = value.clone()  # it can have leaves of the entry that it replaces
-        self._check_storable(key, value)
+        replaces = key in row.entries
+        if place is None:
+            if replaces:
+                value = value.clone()  # it can have leaves of the entry that it replaces
+            make_layout(self._with_children({key: value}))  # an error changes nothing
         with store.file.use(write=True) as file:
             if replaces:
-                store.header.vacate(file, self._row, key)
+                store.header.vacate(file, row, key)
                 store.file.structure += 1
             if place is not None:
-                store.header.add_link(file, self._row, key, place)
+                store.header.add_link(file, row, key, place)
             else:
-                group = self._row.group or ""
+                group = row.group or ""
                 links = store.header.list_links()
                 layout = make_entry_layout(self._with_children({key: value}), key, group, links)
                 write_arrays(file, layout, store.options, above=group)
-                store.header.add(self._row, key, layout)
+                store.header.add(row, key, layout)
             store.header.write(file)
         self._entries[key] = self._open_entry(key)
-
-    def _check_storable(self, key: str, value: Any) -> None:
-        """Raise an error before anything is changed if a value cannot be stored, or cannot be written in place."""
-        wrapped = self._with_children({key: value})
-        make_layout(wrapped)
-        if any(leaf.is_nested for leaf in wrapped._leaves()):
-            raise UnsupportedOperationError(
-                f"cannot set {show_path((*self._path, key))} in {self.filename}: a nested tensor cannot be written in place; "
-                "save() the collection"
-            )
 
     def _find_own(self, value: Any) -> Any:
         """Return the place of a leaf of this file, or None."""
@@ -353,15 +273,11 @@ class PersistentTensorDict(TensorDictBase):
             (place for place in found if whole and (isinstance(place, str) or "expand" not in place)), None
         )
 
-    def _del_child(self, key: str) -> None:
-        if key not in self._entries:
-            raise KeyError(key)
-        self._store.check_writable((*self._path, key), "remove")
+    def _remove_entry(self, key: str) -> None:
         with self._store.file.use(write=True) as file:
             self._store.header.remove(file, self._row, key)
             self._store.file.structure += 1
             self._store.header.write(file)
-        del self._entries[key]
 
     def _open_entry(self, key: str) -> Any:
         """Return the entry of a row that was written."""
@@ -371,34 +287,7 @@ class PersistentTensorDict(TensorDictBase):
             {key: self._row.entries[key]},
         )
         opened = self._store.open_leaves(make_table(wrapper))
-        return _convert(self._store, self._row, self._path, opened, only=key)._entries[key]
-
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        if self._labels is not None:  # the first dims keep their names
-            self._labels = (*self._labels, *[None] * len(batch_size))[: len(batch_size)]
-        self._size = batch_size
-        self._record()
-
-    def _set_device(self, device: torch.device | None) -> None:
-        self._label = device
-
-    def _record(self) -> None:
-        """Write batch size and dim names into the file, if it is opened for writing."""
-        meta = {**self._row.fields["meta"], "batch_size": list(self._size)}
-        meta.pop("names", None)
-        if self._labels is not None:
-            meta["names"] = list(self._labels)
-        if self._store.mode == "r" or meta == self._row.fields["meta"]:
-            return
-        self._row.fields["meta"] = meta
-        with self._store.file.use(write=True) as file:
-            self._store.header.write(file)
-            if self._row.group is not None:
-                write_text(
-                    h5py.h5g.open(file, self._row.group.encode() or b"/"),
-                    "td_batch_size",
-                    str(list(self._size)),
-                )
+        return self._of_opened(self._store, self._path, self._row, opened)._entries[key]
 
 
 def _create_if_needed(path: str, mode: str, batch_size: Any) -> None:
@@ -412,18 +301,6 @@ def _create_if_needed(path: str, mode: str, batch_size: Any) -> None:
         save(TensorDict({}, batch_size=batch_size or []), path)
 
 
-def _fits(held: Any, value: Any) -> bool:
-    """Return True if a value can be written into the dataset of a leaf."""
-    return (
-        isinstance(held, StoredTensor)
-        and isinstance(value, Tensor)
-        and not value.is_nested
-        and value.dtype == held.dtype
-        and value.shape == held.shape
-        and 0 not in held.stride()
-    )
-
-
 def _check_backend(backend: str, allow_pickle: bool | None) -> None:
     if backend != "h5":
         raise ValueError(
@@ -431,27 +308,6 @@ def _check_backend(backend: str, allow_pickle: bool | None) -> None:
         )
     if allow_pickle:
         raise ValueError("td-hdf5 never reads or writes pickles: allow_pickle must be None or False")
-
-
-def _convert(store: _Store, row: Row, path: tuple[str, ...], opened: Any, only: str | None = None) -> Any:
-    """Replace the TensorDicts of an opened collection by collections that write into the file; lock other nodes."""
-    root = PersistentTensorDict._make(store, row, path, {}, opened)
-    todo = [(root, row, opened)]
-    while todo:
-        made, row, node = todo.pop()
-        for key, child in node._children().items():
-            below = row.entries[key]
-            if type(child) is TensorDict:
-                nested = PersistentTensorDict._make(store, below, (*made._path, key), {}, child)
-                todo.append((nested, below, child))
-                child = nested
-            elif not isinstance(child, Tensor):
-                child.lock_()  # changes of its structure would not reach the file
-                is_entry = bool(below.values) and not below.entries and not below.members
-                for inner in walk(child):
-                    inner._keeper = _RowValues(store, below, (*made._path, key), not is_entry)
-            made._entries[key] = child
-    return root
 
 
 def _open(
@@ -471,7 +327,8 @@ def _open(
             return result.lock_()
         root = build_rows(opened.table, opened.groups)
         header = LiveHeader(root, opened.arrays, opened.others)
-    return _convert(_Store(file, mode, header, target, options), root, (), result)
+    store = _Store(file, mode, header, target, options)
+    return PersistentTensorDict._of_opened(store, (), root, result)
 
 
 @set_module("td_hdf5.h5_pickles")
@@ -499,9 +356,9 @@ def to_h5(data: Any, filename: str | os.PathLike[str], **options: Any) -> Any:
     [-1.0, -1.0]
     """
     save(data, filename, **options)
-    kept = ("chunks", "compression", "compression_opts", "shuffle", "fletcher32")
     mode = "r" if options.get("checksums") else "r+"  # writes would contradict checksums
-    return _open(os.fspath(filename), mode, None, {name: options[name] for name in kept if name in options})
+    kept = {item.name: options[item.name] for item in fields(DatasetOptions) if item.name in options}
+    return _open(os.fspath(filename), mode, None, kept)
 
 
 def from_h5(

@@ -33,6 +33,7 @@ from ._dataset_source import DatasetSource
 from ._datasets import (
     NATIVE,
     Array,
+    DatasetOptions,
     can_hold,
     count_links,
     find_array,
@@ -56,17 +57,6 @@ from ._h5_files import (
 from ._h5_layout import read_arrays
 from ._live_header import build_rows, make_table
 from ._write_h5 import create_new
-
-__all__ = [
-    "Save",
-    "check_writable",
-    "create",
-    "load",
-    "open_collection",
-    "open_save",
-    "open_table",
-    "read_arrays_of",
-]
 
 
 @dataclass(slots=True)
@@ -329,7 +319,7 @@ def create(
     *,
     chunks: int | tuple[int, ...] | bool | None = None,
     compression: str | int | None = None,
-    compression_opts: Any = None,
+    compression_opts: object = None,
     shuffle: bool | None = None,
     fletcher32: bool | None = None,
 ) -> Any:
@@ -340,14 +330,8 @@ def create(
     Raises:
         FileExistsError: something is at ``path``.
     """
-    options = {
-        "chunks": chunks,
-        "compression": compression,
-        "compression_opts": compression_opts,
-        "shuffle": shuffle,
-        "fletcher32": fletcher32,
-    }
-    create_new(like, path, options)
+    options = DatasetOptions(chunks, compression, compression_opts, shuffle, fletcher32)
+    create_new(like, path, vars(options))
     return open_collection(path, mode="r+")
 
 

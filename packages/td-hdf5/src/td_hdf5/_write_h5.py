@@ -27,6 +27,7 @@ from td_core.spi import (
 from ._datasets import (
     NATIVE,
     Array,
+    DatasetOptions,
     create_dataset,
     create_file,
     create_group,
@@ -38,8 +39,6 @@ from ._datasets import (
 )
 from ._h5_files import H5_ERRORS, Location, close_file, find_filename, make_access, show_error
 from ._h5_layout import Layout, make_layout
-
-__all__ = ["create_new", "save", "write_arrays"]
 
 #: A leaf in a store is read and written in parts of this many bytes.
 _PART = 1 << 23
@@ -98,13 +97,7 @@ def save(
             data = data.clone()  # it can be the save that is replaced
     elif os.path.isdir(place):
         raise IsADirectoryError(f"cannot save to {place!r}, which is a directory: pass the path of a file")
-    options = {
-        "chunks": chunks,
-        "compression": compression,
-        "compression_opts": compression_opts,
-        "shuffle": shuffle,
-        "fletcher32": fletcher32,
-    }
+    options = vars(DatasetOptions(chunks, compression, compression_opts, shuffle, fletcher32))
     layout = make_layout(data)
     report = make_reporter(progress, sum(array.nbytes for array in layout.plan.arrays.values()), "save")
 

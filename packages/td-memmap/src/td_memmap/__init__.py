@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ._append import append_memmap
     from ._archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from ._errors import AppendError, FileTakenError, NoFileError, PickleRefusedError
-    from ._inspect import inspect
-    from ._listing import print_directory_tree
+    from ._inspect import inspect, print_directory_tree
     from ._manifest import verify
     from ._methods import load, load_memmap, memmap, memmap_like, save
     from ._tensor import MemoryMappedTensor
@@ -44,8 +43,7 @@ __getattr__, __dir__ = _lazy_names(
         "._append": ("append_memmap",),
         "._archive": ("is_memmap_archive", "pack_memmap", "refresh_archive_checksums", "unpack_memmap"),
         "._errors": ("AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"),
-        "._inspect": ("inspect",),
-        "._listing": ("print_directory_tree",),
+        "._inspect": ("inspect", "print_directory_tree"),
         "._manifest": ("verify",),
         "._tensor": ("MemoryMappedTensor",),
         "td_core": ("Problem", "Report", "TensorDictFuture", "Tree"),

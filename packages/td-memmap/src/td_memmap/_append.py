@@ -26,9 +26,17 @@ from ._errors import AppendError
 from ._fs import DirectoryTree, Parts
 from ._load import LoadOptions, Node, Reader
 from ._manifest import read_file_chunks, read_manifest, verify_tree
-from ._meta import LeafEntry, format_manifest, has_level, is_view, parse_json, read_if_there, read_json
+from ._meta import (
+    LeafEntry,
+    format_manifest,
+    has_level,
+    is_view,
+    parse_json,
+    read_if_there,
+    read_json,
+    read_node,
+)
 from ._plan import LeafFile, Plan, encode_node, make_plan
-from ._read_node import read_node
 
 #: Path of a leaf's file, the leaf's new rows, and the size of the saved elements in bytes.
 _Grown = tuple[Parts, LeafFile, int]

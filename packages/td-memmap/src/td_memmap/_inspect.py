@@ -1,4 +1,4 @@
-"""Inspect a save by its metadata alone: no leaf is opened, no class is required, nothing is unpickled."""
+"""Look at a save by its metadata alone, or at its files: no leaf is opened, no class is required, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from td_core import Tree
-from td_core.spi import visit
+from td_core.spi import show_size, visit
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree
-from ._fs import Parts
+from ._fs import DirectoryTree, Parts
 from ._load import retry_on_replace
-from ._meta import FileTree
+from ._meta import FileTree, read_node
 from ._plan import VERSION
-from ._read_node import read_node
 
 
 def inspect(path: str | Path) -> Tree:
@@ -88,3 +87,46 @@ def _get_kind(meta: dict[str, object]) -> str:
         return str(meta.get("class") or meta["kind"])
     name = str(meta.get("_type", "unknown"))
     return name.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
+
+
+def print_directory_tree(path: str | Path, indent: str = "", display_metadata: bool = True) -> str:
+    """Print the tree of files of a directory, and return the printed text.
+
+    Args:
+        path: the directory.
+        indent: prefix of each line.
+        display_metadata: whether to print the total size of the files first.
+
+    >>> _ = TensorDict({"a": 1, "n": {"b": 2.5}}).memmap("save")
+    >>> text = print_directory_tree("save", display_metadata=False)
+    save/
+        n/
+            b.memmap
+            meta.json
+        %manifest.json
+        a.memmap
+        meta.json
+    """
+    place = _fs.make_absolute(path)
+    lines: list[str] = []
+    sizes: list[int] = []
+    with DirectoryTree.at_path(place) as tree:
+
+        def add(parts: Parts, is_directory: bool) -> Iterator[tuple[Parts, bool]]:
+            name = parts[-1] if parts else os.path.basename(place)
+            name = name if name.isprintable() else repr(name)[1:-1]
+            lines.append(f"{indent}{'    ' * len(parts)}{name}{'/' if is_directory else ''}")
+            if is_directory:
+                below = sorted(
+                    tree.entries(parts).items(), key=lambda item: (not item[1], item[0]), reverse=True
+                )
+                yield from (((*parts, child), kind) for child, kind in below)
+            elif (result := tree.stat_path(parts)) is not None:
+                sizes.append(result.st_size)
+
+        visit(add, (), True)
+    if display_metadata:
+        lines.insert(0, f"{indent}Directory size: {show_size(sum(sizes))}")
+    text = "\n".join(lines)
+    print(text)
+    return text

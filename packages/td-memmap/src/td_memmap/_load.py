@@ -31,7 +31,7 @@ from td_core.typing import NestedKey
 from . import _file_names, _fs
 from ._errors import PickleRefusedError
 from ._fs import DirectoryTree, Parts
-from ._limits import check_mappings
+from ._mapped_memory import check_mappings
 from ._meta import (
     LIMIT,
     FileTree,
@@ -40,12 +40,14 @@ from ._meta import (
     Location,
     check_shape,
     find_directory,
+    list_members,
+    list_subdirectories,
     read_cached_level,
     read_json,
     read_level,
+    read_node,
 )
 from ._plan import CLASS, FORMAT, KeyPath
-from ._read_node import list_members, list_subdirectories, read_node
 from ._shapes import Shape, element_count, make_empty
 from ._tensor import MemoryMappedTensor, Place, as_plain, map_file
 

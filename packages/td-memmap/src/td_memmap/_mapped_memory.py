@@ -8,8 +8,10 @@ would be as safe but takes twice as long.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,9 @@ _mmap.restype = ctypes.c_void_p
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
+# With fewer files skip the check of the limit on mappings, since reading the limits from /proc takes time.
+_FEW = 10_000
+_SPARE = 500
 
 #: Up to torch 2.9, a garbage collection during the deallocation of a storage of a Python subclass aborts the
 #: process. Untrack such storages: they hold no reference cycle.
@@ -144,3 +149,21 @@ def get_buffer(tensor: Tensor) -> memoryview:
     memory = _Memory.from_address(tensor.data_ptr())
     memory.tensor = tensor
     return memoryview(memory)[:nbytes]
+
+
+def check_mappings(count: int, what: str) -> None:
+    """Raise OSError (ENOMEM) if ``count`` more mappings exceed the system's limit per process."""
+    if count < _FEW:
+        return
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        used = Path("/proc/self/maps").read_bytes().count(b"\n")
+    except (OSError, ValueError):
+        return
+    if used + count + _SPARE > limit:
+        raise OSError(
+            errno.ENOMEM,
+            f"cannot {what}: {count} leaves are as many mappings, and this process may have {limit} "
+            f"(vm.max_map_count), of which {used} are in use; use an archive (.tdz), which is one mapping, raise the "
+            "limit, or stack the leaves",
+        )

@@ -36,8 +36,7 @@ from ._chunks import iter_chunks, write_chunks
 from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import DirectoryTree, Parts
-from ._limits import check_mappings
-from ._mapped_memory import source_of
+from ._mapped_memory import check_mappings, source_of
 from ._memmap_backend import MemmapBackend, attach_backend
 from ._meta import format_manifest
 from ._plan import LeafFile, Plan, encode_node, make_plan, plan_anonymous

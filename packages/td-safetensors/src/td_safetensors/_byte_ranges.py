@@ -15,8 +15,6 @@ from td_core.typing import SourceIndex
 
 from ._format import DTYPES, Array
 
-__all__ = ["LocalReader", "RangeReader", "RangeSource", "open_place"]
-
 
 class RangeReader(Protocol):
     """Reads ranges of a file.

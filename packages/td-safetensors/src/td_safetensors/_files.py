@@ -6,13 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-__all__ = [
-    "is_on_network",
-    "open_for_reading",
-    "read_bytes",
-    "sync_file",
-]
-
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 #: File systems whose mapped pages are fetched one by one over a network.
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs", "fuse")

@@ -25,8 +25,6 @@ from ._reference import build_foreign_table, read_reference
 from ._remote_files import RemoteFile, connect, is_url
 from ._shards import check_weight_map, choose_file
 
-__all__ = ["File", "Save", "open_file", "open_save", "view_storage"]
-
 
 class File:
     """An open file with its header, which maps and reads its tensors."""

@@ -16,18 +16,6 @@ import torch
 
 from td_core.errors import FormatError
 
-__all__ = [
-    "ALIGNMENT",
-    "DTYPES",
-    "NAMES",
-    "Array",
-    "Header",
-    "build_header",
-    "get_dtype",
-    "parse_json",
-    "read_header",
-]
-
 #: The largest header that the format allows.
 MAX_HEADER = 100_000_000
 #: The data of a new file begins at a multiple of this.

@@ -12,8 +12,6 @@ from td_core.array_formats import PlannedArray, make_array_plan
 from ._format import NAMES
 from ._reference import describe
 
-__all__ = ["Plan", "make_plan"]
-
 
 @dataclass(slots=True)
 class Plan:

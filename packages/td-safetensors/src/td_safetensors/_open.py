@@ -21,8 +21,6 @@ from ._find_save import Save, open_file, open_save
 from ._read_save import build
 from ._write_save import create_file
 
-__all__ = ["FileSource", "create", "open_collection", "rebuild_mapped"]
-
 Stamp = tuple[int, int, int | None]
 
 

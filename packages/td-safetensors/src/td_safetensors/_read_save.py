@@ -22,8 +22,6 @@ from ._files import is_on_network
 from ._find_save import File, Save, open_save, view_storage
 from ._format import DTYPES, Array
 
-__all__ = ["build", "load", "load_into"]
-
 #: Tensors below this size are read together where they are neighbours.
 _SMALL = 1 << 18
 _GROUP = 1 << 20

@@ -18,8 +18,6 @@ from td_core.spi import show_path
 
 from ._format import Array
 
-__all__ = ["build_foreign_table", "describe", "read_reference"]
-
 #: Beyond this nesting tensordict, and the JSON encoder, fail with a RecursionError.
 _MAX_DEPTH = 100
 #: The provider of the kinds that the header can name, for the message if it is not installed.

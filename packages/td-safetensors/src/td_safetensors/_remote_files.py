@@ -13,8 +13,6 @@ from td_core.errors import FormatError
 
 from ._format import Array, Header, read_header
 
-__all__ = ["RemoteFile", "RemoteReader", "connect", "is_url"]
-
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
 #: Fields of the description of an object that change if it is replaced.
 _STAMP = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "created")

@@ -10,10 +10,6 @@ from typing import Any
 from td_core.array_formats import PlannedArray
 from td_core.errors import FormatError
 
-__all__ = [
-    "INDEX", "SINGLE", "check_weight_map", "choose_file", "list_shards", "name_shard", "parse_size", "split_shards",
-]  # fmt: skip
-
 #: The index of a directory of shards, and the file of a directory without shards.
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}(-[0-9a-f]{8})?\.safetensors")

@@ -17,8 +17,6 @@ from td_core.spi import Progress
 from ._find_save import Save, open_save
 from ._format import get_dtype
 
-__all__ = ["inspect", "verify"]
-
 
 def inspect(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Tree:
     """Return the tree of a save from its header alone; ``storage_options`` are arguments of fsspec, for a URL.

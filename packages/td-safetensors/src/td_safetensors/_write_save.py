@@ -34,8 +34,6 @@ from ._layout_plan import Plan, make_plan
 from ._remote_files import is_url
 from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
 
-__all__ = ["create_file", "save"]
-
 #: The longest piece that is written in one call, so that progress is reported and threads share the work.
 _PIECE = 1 << 24
 #: Small tensors are written together, in groups of at least this many bytes.

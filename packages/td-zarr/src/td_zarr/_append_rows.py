@@ -19,8 +19,6 @@ from ._read_collections import open_group
 from ._write_groups import PlannedGroup, dump_json, put_documents, read_planned
 from ._zarr_objects import Objects
 
-__all__ = ["append"]
-
 
 def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None = None) -> None:
     """Add rows to a group, along the first batch dim. A process that is killed leaves the group as it was, or complete.

@@ -18,11 +18,6 @@ from td_core.array_formats import PlannedArray
 from td_core.errors import FormatError
 from td_core.spi import set_module
 
-__all__ = [
-    "INCOMPLETE", "NATIVE", "ArrayInfo", "ChunkOptions", "check_name", "join_names", "make_array_document", "make_blank",
-    "make_group_document", "make_plain_document", "parse_json", "read_array_document",
-]  # fmt: skip
-
 #: The dtypes of torch that Zarr has, by their name there.
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)

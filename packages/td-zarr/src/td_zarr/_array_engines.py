@@ -26,8 +26,6 @@ try:
 except ImportError:
     tensorstore = None
 
-__all__ = ["FastArray", "SlowArray", "open_array", "read_now", "wait_for_all"]
-
 #: The parts of the metadata of an array that tensorstore needs.
 _METADATA = (
     "zarr_format",

@@ -19,16 +19,6 @@ from ._array_documents import ArrayInfo
 from ._array_engines import FastArray, SlowArray, open_array, wait_for_all
 from ._zarr_objects import LocalObjects, Objects
 
-__all__ = [
-    "ChunkSource",
-    "RawSource",
-    "map_raw",
-    "read_whole",
-    "rebuild_mapped",
-    "rebuild_source",
-    "write_arrays",
-]
-
 #: The most arrays, and about the most bytes, that are read or written at the same time.
 _BATCH, _BATCH_BYTES = 256, 1 << 26
 

@@ -10,8 +10,6 @@ from td_core.array_formats import ArrayPlan, PlannedArray
 
 from ._array_documents import join_names
 
-__all__ = ["LEVEL", "STACK", "VALUE", "describe_levels", "describe_values", "name_dims"]
-
 #: The attributes in which tensordict describes a level, a value, and a stack of values.
 LEVEL, VALUE, STACK = "__tensordict__", "__tensordict_non_tensor__", "__tensordict_stack__"
 

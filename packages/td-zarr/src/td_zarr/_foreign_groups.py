@@ -16,8 +16,6 @@ from ._array_engines import read_now
 from ._dim_labels import LEVEL, STACK, VALUE
 from ._zarr_objects import Objects
 
-__all__ = ["build_foreign_table"]
-
 _VALUES_FROM = f"td-tensorclass=={__version__}"
 
 

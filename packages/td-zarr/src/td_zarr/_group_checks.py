@@ -19,8 +19,6 @@ from ._group_header import GroupContent
 from ._read_collections import open_group
 from ._zarr_objects import LocalObjects
 
-__all__ = ["inspect", "verify"]
-
 
 def inspect(location: Any, *, storage_options: dict[str, Any] | None = None) -> Tree:
     """Return the tree of a group from its metadata.

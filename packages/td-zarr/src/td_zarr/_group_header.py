@@ -16,8 +16,6 @@ from ._dim_labels import LEVEL
 from ._foreign_groups import build_foreign_table
 from ._zarr_objects import Objects
 
-__all__ = ["GroupContent", "read_group"]
-
 
 @dataclass(slots=True)
 class GroupContent:

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from td_core import (
-    NO_DEFAULT,
-    NestedKey,
-    StoredTensor,
-    TensorDict,
-    TensorDictBase,
-    encode,
-    kinds,
-    split_value,
+from td_core import NestedKey, StoredTensor, TensorDict, encode, kinds
+from td_core.array_formats import (
+    LiveCollection,
+    build_collection,
+    compute_check,
+    list_names,
+    make_array_plan,
 )
-from td_core.array_formats import build_collection, compute_check, list_names, make_array_plan
-from td_core.errors import StructureError, UnsupportedOperationError
-from td_core.spi import (
-    Keeper,
-    as_batch_size,
-    dump_table,
-    load_table,
-    select_keys,
-    set_module,
-    show_path,
-    walk,
-)
+from td_core.spi import dump_table, load_table, select_keys, set_module
 
 from ._array_documents import NATIVE, ArrayInfo, ChunkOptions, join_names, make_array_document, make_blank
 from ._dim_labels import name_dims
@@ -39,8 +24,6 @@ from ._group_header import list_documents, read_group, read_root
 from ._read_collections import Opener, open_collection, open_with_content
 from ._write_groups import PlannedGroup, dump_json, save, write_entries
 from ._zarr_objects import Objects, find_local_path, find_objects
-
-__all__ = ["ZarrTensorDict", "from_zarr", "rebuild_live", "to_zarr"]
 
 KeyPath = tuple[str, ...]
 
@@ -62,6 +45,31 @@ class _LiveGroup:
 
     def __init__(self, objects: Objects, options: Mapping[str, Any]) -> None:
         self.objects, self.options = objects, options
+
+    @property
+    def where(self) -> str:
+        """Location of the group."""
+        return self.objects.where
+
+    def check_writable(self, path: KeyPath, what: str) -> None:
+        """Do nothing: such a group is opened for writing."""
+
+    def find_row(self, row: None, key: str) -> None:
+        """Return None: entries are found by their paths."""
+
+    def write_values(self, path: KeyPath, row: None, node: Any) -> None:
+        """Write the values of an entry into the header."""
+        self.edit(lambda whole: whole.set(_as_key(path), node.clone()))
+
+    def record(self, path: KeyPath, row: None, size: torch.Size, names: Any) -> None:
+        """Write batch size and dim names of a node into the header."""
+
+        def change(whole: Any) -> None:
+            node = whole.get(_as_key(path)) if path else whole
+            node._set_batch_size(size)
+            node._names = names
+
+        self.edit(change)
 
     def edit(
         self,
@@ -143,44 +151,8 @@ def _find_unused(
     return sorted((below | arrays.keys()) - needed, key=len, reverse=True)
 
 
-class _HeaderValues(Keeper):
-    """Writes the values of a node that is an entry of a live collection into the header."""
-
-    __slots__ = ("group", "is_part", "path")
-
-    def __init__(self, group: _LiveGroup, path: KeyPath, is_part: bool = False) -> None:
-        self.group, self.path, self.is_part = group, path, is_part
-
-    def check(self, node: Any, values: Sequence[Any]) -> None:
-        """Raise an error for a value that cannot be stored, or is a part of a larger entry."""
-        if self.is_part:
-            raise StructureError(
-                f"cannot write the values of {show_path(self.path)} in {self.group.objects.where} in place, since they are "
-                "those of a larger entry there: set the entry again, or clone() it first"
-            )
-        for value in values:
-            split_value(value)
-
-    @contextlib.contextmanager
-    def lock(self, node: Any) -> Iterator[None]:
-        """Check that values can be written."""
-        self.check(node, ())
-        yield
-
-    def write(self, node: Any) -> None:
-        """Write the values of a node into the root of the group."""
-        self.group.edit(lambda whole: whole.set(_as_key(self.path), node.clone()))
-
-    def of_part(self) -> Keeper:
-        """Return a keeper that refuses writes."""
-        return _HeaderValues(self.group, self.path, True)
-
-    def __reduce__(self) -> Any:
-        return Keeper, ()  # in another process, the values are in memory
-
-
 @set_module("td_zarr")
-class ZarrTensorDict(TensorDictBase):
+class ZarrTensorDict(LiveCollection):
     """A Zarr group that is opened for writing, as a collection.
 
     Leaves are stored tensors or mapped: writes in place reach the group. So do new entries, removed and renamed ones, batch
@@ -199,147 +171,36 @@ class ZarrTensorDict(TensorDictBase):
     torch.Size([3, 2])
     """
 
-    _group: _LiveGroup
-    _path: KeyPath
-    _entries: dict[str, Any]
-
-    @classmethod
-    def _make(cls, group: _LiveGroup, path: KeyPath, opened: Any) -> Any:
-        """Replace the TensorDicts of an opened collection by collections that write into the group; lock other nodes."""
-        self = cls.__new__(cls)
-        self._group, self._path = group, path
-        self._size, self._label, self._labels = opened.batch_size, opened.device, opened._names
-        self._entries = {
-            key: cls._make_entry(group, (*path, key), child) for key, child in opened._children().items()
-        }
-        return self
-
-    @classmethod
-    def _make_entry(cls, group: _LiveGroup, path: KeyPath, child: Any) -> Any:
-        if type(child) is TensorDict:
-            return cls._make(group, path, child)
-        if not isinstance(child, Tensor):
-            child.lock_()  # changes of its structure would not reach the group
-            for inner in walk(child):
-                inner._keeper = _HeaderValues(group, path, not child._is_value)
-        return child
+    _store: _LiveGroup
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce to the place of the group and the keys of a nested collection."""
-        return rebuild_live, (self._group.objects, self._path, dict(self._group.options))
+        return rebuild_live, (self._store.objects, self._path, dict(self._store.options))
 
-    @property
-    def batch_size(self) -> torch.Size:
-        """Leading dims that all entries share; settable if the shape of every entry starts with the new value."""
-        return self._size
-
-    @batch_size.setter
-    def batch_size(self, batch_size: Any) -> None:
-        self._change_batch_size(as_batch_size(batch_size))
-
-    @property
-    def device(self) -> torch.device | None:
-        """Device of every entry, or None."""
-        return self._label
-
-    @property
-    def _names(self) -> Any:
-        return self._labels
-
-    @_names.setter
-    def _names(self, names: Any) -> None:
-        self._labels = names
-        self._record()
-
-    def _children(self) -> dict[str, Any]:
-        return self._entries
-
-    def _with_children(
-        self,
-        children: Mapping[str, Any],
-        *,
-        batch_size: Any = None,
-        device: Any = NO_DEFAULT,
-        names: Any = NO_DEFAULT,
-    ) -> Any:
-        result = TensorDict(
-            {},
-            batch_size=self._size if batch_size is None else batch_size,
-            device=self._label if device is NO_DEFAULT else device,
-            names=self._labels if names is NO_DEFAULT else names,
-        )
-        result._set_children(children)
-        return result
-
-    def _set_child(self, key: str, value: Any) -> None:
-        held: Any = self._entries.get(key)
-        if held is value:
-            return
-        if isinstance(held, Tensor) and _fits(held, value):
-            held.copy_(value)
-            return
-        path = (*self._path, key)
+    def _write_entry(self, key: str, value: Any) -> None:
+        path, store = (*self._path, key), self._store
         entry = self._with_children({key: value})
-        if any(leaf.is_nested for leaf in entry._leaves()):
-            raise UnsupportedOperationError(
-                f"cannot set {show_path(path)} in {self._group.objects.where}: a nested tensor cannot be written in place; "
-                "save() the collection"
-            )
         if any(isinstance(leaf, StoredTensor) for leaf in entry._leaves()):
             entry = entry.clone()  # it can have leaves of the entry that it replaces
         make_array_plan(entry, NATIVE, join_names, separator="/")  # an error changes nothing
         if key in self._entries:  # its arrays, whose names the new ones get, are removed first
-            self._group.edit(lambda whole: whole.set(_as_key(path), TensorDict({}, self._size)), removed=path)
+            store.edit(lambda whole: whole.set(_as_key(path), TensorDict({}, self._size)), removed=path)
         for above in reversed(self._path):
             entry = TensorDict({above: entry})
-        self._group.edit(
-            lambda whole: whole.set(_as_key(path), entry.get(_as_key(path))), added=path, entry=entry
-        )
-        self._entries[key] = self._make_entry(self._group, path, self._group.open_entry(path))
+        store.edit(lambda whole: whole.set(_as_key(path), entry.get(_as_key(path))), added=path, entry=entry)
+        opened = self._with_children({key: store.open_entry(path)})
+        self._entries[key] = self._of_opened(store, self._path, None, opened)._entries[key]
 
-    def _del_child(self, key: str) -> None:
-        if key not in self._entries:
-            raise KeyError(key)
+    def _remove_entry(self, key: str) -> None:
         path = (*self._path, key)
-        self._group.edit(lambda whole: whole.del_(_as_key(path)), removed=path)
-        del self._entries[key]
-
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        if self._labels is not None:  # the first dims keep their names
-            self._labels = (*self._labels, *[None] * len(batch_size))[: len(batch_size)]
-        self._size = batch_size
-        self._record()
-
-    def _set_device(self, device: torch.device | None) -> None:
-        self._label = device
-
-    def _record(self) -> None:
-        """Write batch size and dim names into the header of the group."""
-
-        def change(whole: Any) -> None:
-            node = whole.get(_as_key(self._path)) if self._path else whole
-            node._set_batch_size(self._size)
-            node._names = self._labels
-
-        self._group.edit(change)
-
-
-def _fits(held: Tensor, value: Any) -> bool:
-    """Return True if a value can be written into the array of a leaf."""
-    return (
-        isinstance(value, Tensor)
-        and not value.is_nested
-        and value.dtype == held.dtype
-        and value.shape == held.shape
-        and 0 not in held.stride()
-    )
+        self._store.edit(lambda whole: whole.del_(_as_key(path)), removed=path)
 
 
 def open_live(objects: Objects, opened: Any, options: Mapping[str, Any]) -> Any:
     """Return a collection that is opened for writing, and whose structure can be changed if it is a TensorDict."""
     if type(opened) is not TensorDict:
         return opened.lock_()
-    return ZarrTensorDict._make(_LiveGroup(objects, options), (), opened)
+    return ZarrTensorDict._of_opened(_LiveGroup(objects, options), (), None, opened)
 
 
 @set_module("td_zarr.zarr_pickles")

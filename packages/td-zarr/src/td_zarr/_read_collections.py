@@ -30,16 +30,6 @@ from ._chunk_access import ChunkSource, RawSource, map_raw, read_whole, rebuild_
 from ._group_header import GroupContent, read_group
 from ._zarr_objects import LocalObjects, find_local_path, find_objects
 
-__all__ = [
-    "Opener",
-    "Reinterpreted",
-    "finish_place",
-    "load",
-    "open_collection",
-    "open_group",
-    "open_with_content",
-]
-
 #: A load reads smaller chunks instead of mapping them: that is as fast, and a process has a limited number of mappings.
 _SMALL = 1 << 14
 

@@ -38,8 +38,6 @@ from ._dim_labels import describe_levels, describe_values, name_dims
 from ._read_collections import open_collection
 from ._zarr_objects import LocalObjects, Objects, create_zip, find_local_path, find_objects
 
-__all__ = ["PlannedGroup", "create", "dump_json", "put_documents", "read_planned", "save", "write_entries"]
-
 
 def save(
     data: Any,

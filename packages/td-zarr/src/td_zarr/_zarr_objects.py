@@ -25,21 +25,6 @@ from zarr.core.sync import sync
 from td_core.errors import FormatError, MissingPluginError, TensorDictError
 from td_core.spi import NewFile, set_module
 
-__all__ = [
-    "LocalObjects",
-    "Objects",
-    "StoreObjects",
-    "create_zip",
-    "find_local_path",
-    "find_objects",
-    "gather",
-    "name_object",
-    "open_url",
-    "open_zip",
-    "return_store",
-    "run",
-]
-
 ResultT = TypeVar("ResultT")
 
 #: The most requests to a store at the same time.

@@ -19,8 +19,6 @@ from ..errors import CodecError
 from ._places import Piece, Place, as_storable, get_stored, split_leaf
 from ._rows import Stack, find_stacks, list_array_paths
 
-__all__ = ["ArrayPlan", "PlannedArray", "compute_check", "make_array_plan"]
-
 
 @dataclass(slots=True)
 class PlannedArray:

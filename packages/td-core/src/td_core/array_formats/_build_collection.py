@@ -19,8 +19,6 @@ from .._walks import walk
 from ..errors import FormatError, LockedError, TensorDictError
 from ._places import Place, restore
 
-__all__ = ["RefusedValues", "build_collection", "refuse_values"]
-
 
 def build_collection(
     table: Encoded,

@@ -8,18 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
+from .._background import make_reporter
 from .._checksums import as_buffer, compute_digest
 from .._collection import show_path
 from .._encoded_tables import describe_table
 from .._inspection import Problem, Report, Tree
 from .._nodes import Encoded
-from .._progress import make_reporter
 from ..errors import FormatError, TensorDictError, UnsupportedOperationError
 from ..plugins.memmap_methods import Progress
 from ._build_collection import build_collection
 from ._places import Place, is_nested, list_names, restore
-
-__all__ = ["check_arrays", "check_dense", "describe_arrays", "read_hashes", "report_damage"]
 
 
 def describe_arrays(

@@ -15,8 +15,6 @@ from .._public_names import set_module
 from .._torch_private import plain_results
 from ..errors import FormatError
 
-__all__ = ["READ_PIECE", "MappedTensor", "as_mapped", "map_file", "read_into", "view_mapped"]
-
 #: The longest piece that is read in one call, so that progress is reported.
 READ_PIECE = 1 << 24
 

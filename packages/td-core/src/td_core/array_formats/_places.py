@@ -17,8 +17,6 @@ from torch import Tensor
 from .._dtypes import STORABLE, UNSIGNED
 from ..errors import CodecError, FormatError
 
-__all__ = ["Piece", "Place", "as_storable", "get_stored", "is_nested", "list_names", "restore", "split_leaf"]
-
 Place = Any
 
 #: An expanded leaf is stored once if that saves at least this many bytes; otherwise other programs read it more easily.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from .. import kinds
 
-__all__ = ["Rows", "Stack", "find_stacks", "list_array_paths"]
-
 Rows = list[dict[str, Any]]
 
 
