@@ -186,6 +186,7 @@ def lint(session: nox.Session) -> None:
     environment.run("-m", "ruff", "check", ".")
     environment.run("-m", "ruff", "format", "--check", ".")
     environment.run("tools/generate_methods.py", "--check")
+    environment.run("tools/draw_diagrams.py", "--check")
 
 
 @nox.session(venv_params=BARE)
@@ -324,6 +325,7 @@ def clients(session: nox.Session) -> None:
     environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
     environment.install("--no-deps", "-r", "tests/clients/requirements.txt")
     environment.pytest("tests/clients", "-rs", "--durations=0", "--durations-min=1", *session.posargs)
+    environment.pytest("tests/test_distributed_examples.py", "-k", "ray")
 
 
 @nox.session(venv_params=BARE)
