@@ -6,6 +6,7 @@ import pickle
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import requires, version
 from itertools import chain
@@ -160,6 +161,24 @@ def test_readme_table_of_torch_is_true_for_this_release(row: str) -> None:
         return
     with pytest.raises(Exception):  # noqa: B017  each release fails in its own way
         PROBES[row]()
+
+
+#: What torch has from a release on, by words of the row of docs/torch.md.
+SINCE: dict[str, Callable[[], object]] = {
+    "`torch.nn.Buffer`": lambda: torch.nn.Buffer,
+    "`register_load_state_dict_pre_hook`": lambda: torch.nn.Module.register_load_state_dict_pre_hook,
+    "FSDP2": PROBES["FSDP2"],
+    "pickles of jagged": pickle_jagged,
+    "`torch.compile(fullgraph=True)`": compile_write_at_mask,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("words", SINCE)
+def test_torch_page_is_true_for_this_release(words: str) -> None:
+    [row] = (line for line in read("docs/torch.md").splitlines() if line.startswith("|") and words in line)
+    if Version(torch.__version__) >= Version(row.split("|")[2].strip()):
+        SINCE[words]()
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/comparison.md"])
