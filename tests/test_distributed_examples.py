@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,16 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("td_distributed") is None, reason="needs td-distributed"),
 ]
 
+RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray, which is not installed")
+
 
 def run(*command: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RAY_AUTH_MODE": "disabled",
+    }
     done = subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300
     )
@@ -35,6 +43,15 @@ def test_data_parallel_example_equals_single_process() -> None:
     assert "2 ranks" in run(*launcher, str(EXAMPLES / "data_parallel.py"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray, which is not installed")
+@RAY
 def test_ray_example_reads_without_copy() -> None:
     assert "without a copy: True" in run(str(EXAMPLES / "ray_actors.py"))
+
+
+@RAY
+def test_ray_page_computes_a_mean_for_each_collector(tmp_path: Path) -> None:
+    page = EXAMPLES.parent / "docs/cookbook/ray.md"
+    [code] = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    script = tmp_path / "page.py"
+    script.write_text(f"{code}\nprint(data.batch_size)\n", encoding="utf-8")
+    assert re.search(r"\[-?\d\S+, -?\d\S+\]\ntorch.Size\(\[2000\]\)", run(str(script)))
