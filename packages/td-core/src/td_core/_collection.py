@@ -114,6 +114,11 @@ class Core(ABC):
 
     if TYPE_CHECKING:
         # Methods that functions on nodes call; the mixins implement them, with their signatures.
+        def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None: ...
+        def _broadcast_to_leaves(
+            self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
+        ) -> None: ...
+        def _index(self, index: Any) -> Any: ...
         def apply(self, *args: Any, **kwargs: Any) -> Any: ...
         def copy_(self, *args: Any, **kwargs: Any) -> Self: ...
         def expand(self, *args: Any, **kwargs: Any) -> Self: ...
@@ -216,24 +221,6 @@ class Core(ABC):
             if written is not entry:
                 self._set_child(key, written)
 
-    def _index(self, index: Any) -> Any:
-        """Index all entries along the batch dims. The shape mixin implements it."""
-        raise NotImplementedError
-
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        """Write a value at an index of the batch dims. The mixin of entries implements it."""
-        raise NotImplementedError
-
-    def _broadcast_to_leaves(
-        self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
-    ) -> None:
-        """Append a view of a value for each leaf to ``out``. The pointwise mixin implements it."""
-        raise NotImplementedError
-
-    def _densify(self, layout: torch.layout) -> Self:
-        """Stack all lazy stacks in the tree. The shape mixin implements it."""
-        raise NotImplementedError
-
     def _unwrap(self) -> Any:
         """Return the result of ``parent[key]`` for this entry: the value of a value node, otherwise the node itself."""
         return self
@@ -264,11 +251,8 @@ class Core(ABC):
     def _check_index_put(self, index: Any, value: Any) -> None:  # noqa: B027 -- most kinds accept any index
         """Raise an error if this kind cannot be written at an index."""
 
-    def _hide_dim(self, dim: int, batch_size: torch.Size) -> None:  # noqa: B027 -- only value nodes have data per element
-        """Hide the batch dim ``dim`` of a value node, since vmap maps over it. ``batch_size`` is the remaining size."""
-
-    def _reveal_dim(self, dim: int) -> None:  # noqa: B027
-        """Restore the batch dim that vmap hid last, at position ``dim``."""
+    def _move_mapped_dim(self, dim: int, left: torch.Size | None) -> None:  # noqa: B027 -- for values per element
+        """Hide the batch dim that vmap maps over, which leaves the batch size ``left``; None: restore the last at ``dim``."""
 
     @property
     def _keeper(self) -> Any:
@@ -339,7 +323,15 @@ class Core(ABC):
     def _change_batch_size(self, batch_size: torch.Size) -> None:
         """Check that all leaves start with ``batch_size``, then store it here and in nested nodes with a shorter one."""
         self._check_batch_size(batch_size)
-        self._expand_batch_size(batch_size)
+        ndim, default = len(batch_size), Core._change_batch_size
+        for node, _, entries in walk_levels(self):
+            node._set_batch_size(batch_size)
+            for key, child in list(entries.items()):
+                if isinstance(child, Tensor) or child.batch_size[:ndim] == batch_size:
+                    del entries[key]
+                elif child._is_value or type(child)._change_batch_size is not default:
+                    child._change_batch_size(batch_size)
+                    del entries[key]
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         """Raise BatchSizeError unless the shape of every leaf starts with ``batch_size``."""
@@ -356,21 +348,6 @@ class Core(ABC):
                     del entries[key]
                 elif type(child)._check_batch_size is not default:
                     child._check_batch_size(batch_size, path + get_path(position, key))
-                    del entries[key]
-
-    def _expand_batch_size(self, batch_size: torch.Size) -> None:
-        """Store a checked batch size here and in nested nodes whose batch size does not start with it."""
-        ndim, default = len(batch_size), Core._expand_batch_size
-        for node, position, entries in walk_levels(self):
-            node._set_batch_size(batch_size)
-            for key, child in list(entries.items()):
-                if isinstance(child, Tensor) or child.batch_size[:ndim] == batch_size:
-                    del entries[key]
-                elif not has_entries(child):
-                    child._check_batch_size(batch_size, get_path(position, key))
-                    child._change_batch_size(batch_size)
-                elif type(child)._expand_batch_size is not default:
-                    child._expand_batch_size(batch_size)
                     del entries[key]
 
     def _flatten_leaves(self, out: list[Tensor]) -> Walked:
@@ -415,10 +392,6 @@ class Core(ABC):
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Return the same structure with ``fn(leaf)`` in place of each leaf."""
         return self._with_children(_as_dense(self)._map(fn)._children())
-
-    def _clone_leaves(self) -> Self:
-        """Return a deep copy: the leaves are cloned."""
-        return self._map(copy_leaf)
 
     def _transform(self, plan: ShapePlan) -> Self:
         """Apply a shape plan to every leaf and return the result."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _from_python as source
 from ._class_methods import make_classmethod
 from ._coerce import coerce
-from ._collection import Child, Core, convert_level, get_all_entries, make_dense, show_path
+from ._collection import Child, Core, convert_level, copy_leaf, get_all_entries, make_dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._walks import has_entries, map_levels
@@ -328,7 +328,7 @@ class ConversionMixin(Core):
                 elif has_entries(child):
                     yield key, child, None
                 else:
-                    out[key] = child._clone_leaves()
+                    out[key] = child._map(copy_leaf)
 
         return map_levels(
             self, fill, make=lambda node, out: make_dense(out, node.batch_size, node.device, node._names)

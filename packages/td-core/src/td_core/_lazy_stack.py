@@ -213,13 +213,17 @@ class LazyStackedTensorDict(LazyStackOps):
     def _max_batch_size(self) -> torch.Size | None:
         return self.batch_size
 
-    def _expand_batch_size(self, batch_size: torch.Size) -> None:
+    def _change_batch_size(self, batch_size: torch.Size) -> None:
+        self._check_batch_size(batch_size)
         self._empty_size = batch_size
         inner = torch.Size(remove_size(batch_size, self._stack_dim))
         for member in self._members:
-            member._expand_batch_size(inner)
+            member._change_batch_size(inner)
 
-    _set_batch_size = _expand_batch_size
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._empty_size = batch_size
+        for member in self._members:
+            member._set_batch_size(torch.Size(remove_size(batch_size, self._stack_dim)))
 
     @property
     def device(self) -> torch.device | None:
@@ -365,7 +369,7 @@ class LazyStackedTensorDict(LazyStackOps):
         for member, part in () if isinstance(value, Tensor) else shares:
             if isinstance(part, Core) and -1 in part.batch_size:
                 # The value has the stack's batch size, with -1 for uneven dims; each part needs the size of its member.
-                part._expand_batch_size(member.batch_size)
+                part._change_batch_size(member.batch_size)
         return shares
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
@@ -451,9 +455,6 @@ class LazyStackedTensorDict(LazyStackOps):
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return self._with_members([member._map(fn) for member in self._members])
-
-    def _clone_leaves(self) -> Self:
-        return self._with_members([member._clone_leaves() for member in self._members])
 
     def _transform(self, plan: Any) -> Any:
         if plan.empties_stacks and self._members and (size := plan.resize_batch(self.batch_size)):

@@ -1,9 +1,8 @@
-"""Operations that a lazy stack runs on its members: walks over them, printing, densify, indexed writes."""
+"""Operations that a lazy stack runs on its members: walks over them, printing, indexed writes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +13,8 @@ from ._coerce import coerce
 from ._collection import Child, Core, make_lazy_stack, show_path
 from ._locking import check_unlocked
 from ._plan_steps import remove_size
-from ._ragged import fill_gaps, get_display_shape, make_nested_tensor
 from ._repr import PrintedLeaf, PrintedMembers, PrintedNode, merge_descriptions
-from ._walks import has_entries, list_holders, map_levels
+from ._walks import has_entries, map_levels
 from ._writes.members import Part, split_for_members
 from ._writes.run import Transaction
 from ._writes.update import Update
@@ -118,27 +116,6 @@ class LazyStackOps(TensorDictBase):
         ]
         members = PrintedMembers(self._stack_dim, [row for row in rows if row[2]])
         return super()._print_node()._replace(members=members)
-
-    def _densify(self, layout: torch.layout) -> Any:
-        members, children = self._members, self._children()
-        entries: dict[str, Any] = {}
-        for key in children:
-            shapes = {
-                get_display_shape(entry) if isinstance(entry := member._get_child(key), Tensor) else None
-                for member in members
-            }
-            if len(shapes) > 1:
-                entries[key] = self._get_as(key, None, as_nested_tensor=True, layout=layout)
-            else:
-                child = children[key]
-                entries[key] = child._densify(layout) if has_entries(child) else child
-        for key in dict.fromkeys(chain(*[list(member._children()) for member in members])):
-            if key not in children:
-                entries[key] = make_nested_tensor(key, fill_gaps(key, members), self._stack_dim, layout)
-        metadata: Any = {"batch_size": self.batch_size, "device": self.device, "names": self._names}
-        # Build from the first innermost member: a dense stack has the class of its members.
-        first = next(iter(list_holders(self)), None)
-        return self._with_children(entries) if first is None else first._with_children(entries, **metadata)
 
     def _plan_writes(self, writes: Transaction, index: Any, value: Any, dims: int | None = None) -> None:
         self._plan_parts(writes, split_for_members(self, index, value, dims), dims)

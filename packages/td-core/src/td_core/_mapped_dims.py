@@ -52,7 +52,7 @@ def get_result_dim(dim: int, node: Core) -> int:
     """Convert an ``out_dims`` value to the position of the new batch dim or raise ValueError; record it in every node."""
     result = _dim_of(dim, len(node.batch_size) + 1, node, f"out_dims={dim}")
     for item in walk(node):
-        item._reveal_dim(result)
+        item._move_mapped_dim(result, None)
     return result
 
 

@@ -366,7 +366,6 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return self._from_inner(self._tensordict._map(_cache_tied(fn)))
 
     # Undo the overrides of Wrapper: these methods return parameters again.
-    _clone_leaves = Core._clone_leaves
     _with_batch_size = Core._with_batch_size
     _get_as = TensorDictBase._get_as
 

@@ -211,7 +211,7 @@ def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> No
             for child in list_nested(node):
                 yield child, torch.Size((*size, *child.batch_size[ndim:]))
             if hidden is not None:
-                node._hide_dim(hidden, size)
+                node._move_mapped_dim(hidden, size)
             node._set_batch_size(size)
         elif len(size) == ndim:
             members, dim = stacked

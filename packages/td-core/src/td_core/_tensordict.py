@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
-_COPIES = ("_shallow_copy", "_clone_leaves", "_unflatten")
+_COPIES = ("_shallow_copy", "_unflatten")
 _CLONE = make_op("clone", copy_leaf)
 
 
@@ -539,6 +539,11 @@ class TensorDict(TensorDictBase):
         return root
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        if fn is copy_leaf:
+            leaves: list[Tensor] = []
+            levels = self._flatten_leaves(leaves)
+            if type(levels) is not tuple:  # nodes of other kinds have their own _map
+                return self._unflatten(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
         root = _copy_node(self)
         todo = [root._dict]
         while todo:
@@ -552,13 +557,6 @@ class TensorDict(TensorDictBase):
                 else:
                     level[key] = child._map(fn)
         return root
-
-    def _clone_leaves(self) -> Self:
-        leaves: list[Tensor] = []
-        levels = self._flatten_leaves(leaves)
-        if type(levels) is tuple:  # nodes of other kinds have their own _map
-            return self._map(copy_leaf)
-        return self._unflatten(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
 
     def _transform(self, plan: ShapePlan) -> Self:
         leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size

@@ -78,8 +78,8 @@ class Wrapper(TensorCollection):
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         self._tensordict._check_batch_size(batch_size, path)
 
-    def _expand_batch_size(self, batch_size: torch.Size) -> None:
-        self._tensordict._expand_batch_size(batch_size)
+    def _change_batch_size(self, batch_size: torch.Size) -> None:
+        self._tensordict._change_batch_size(batch_size)
 
     def _set_device(self, device: torch.device | None) -> None:
         self._tensordict._set_device(device)
@@ -160,9 +160,6 @@ class Wrapper(TensorCollection):
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
         return self._wrap(self._tensordict._map(fn))
 
-    def _clone_leaves(self) -> Any:
-        return self._wrap(self._tensordict._clone_leaves())
-
     def _transform(self, plan: Any) -> Any:
         return self._wrap(self._tensordict._transform(plan))
 
@@ -196,9 +193,6 @@ class Wrapper(TensorCollection):
 
     def _set_names(self, names: Names | None) -> None:
         self._tensordict._set_names(names)
-
-    def _densify(self, layout: torch.layout) -> Any:
-        return self._wrap(self._tensordict._densify(layout))
 
     def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
         return self._tensordict._get_as(key, default, **kwargs)

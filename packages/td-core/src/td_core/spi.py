@@ -117,7 +117,6 @@ OVERRIDABLE = {
     "_set_children": "Store several checked entries; by default `_set_child` for each.",
     "_map": "Return the same tree with the result of a function in place of each leaf.",
     "_shallow_copy": "Return new nodes with the same leaves; by default `_map` with the identity.",
-    "_clone_leaves": "Return new nodes with cloned leaves; by default `_map` with a clone.",
     "_flatten_other": "Append the leaves of another node to a list, in the order of this node.",
     "_transform": "Apply the plan of an index or a shape operation to every leaf.",
     "_transform_multi": "Apply a plan that splits every leaf, and return one node for each part.",
@@ -142,8 +141,7 @@ OVERRIDABLE = {
     "_check_index_put": "Raise an error if the node cannot be written at an index.",
     "_compare": "Compare the value with that of another node, for each element of the batch.",
     "_has_equal_values": "Return True if another node certainly holds the same values.",
-    "_hide_dim": "Hide a batch dim, which vmap maps over.",
-    "_reveal_dim": "Restore the batch dim that vmap hid last, at a position.",
+    "_move_mapped_dim": "Hide the batch dim that vmap maps over, or restore the one that was hidden last at a position.",
     "_keeper": "Attribute: the Keeper that stores the values outside memory, or None.",
     "_max_batch_size": "Return the longest batch size that `_with_batch_size` accepts, or None for any.",
 }

@@ -264,14 +264,13 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 self._emerges = 0
         self._batch_size = batch_size
 
-    def _hide_dim(self, dim: int, batch_size: torch.Size) -> None:
+    def _move_mapped_dim(self, dim: int, left: torch.Size | None) -> None:
         ndim = len(self._values_size) - self._hidden
-        if dim < ndim and len(batch_size) == ndim - 1:
+        if left is None:
+            self._emerges = dim
+        elif dim < ndim and len(left) == ndim - 1:
             order = (*range(dim), *range(dim + 1, ndim + self._hidden), dim)
             self._reorder(order, self._hidden + 1)
-
-    def _reveal_dim(self, dim: int) -> None:
-        self._emerges = dim
 
     def _reorder(self, order: Sequence[int], hidden: int) -> None:
         """Permute the dims of the values; the last ``hidden`` dims of the new order are not part of the batch size."""

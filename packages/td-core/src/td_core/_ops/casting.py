@@ -93,7 +93,7 @@ class CastingMixin(DeviceMixin):
             if copied is not None:
                 return copied
         try:
-            return self._clone_leaves()
+            return self._map(copy_leaf)
         except LEAF_ERRORS as error:
             raise_at_leaf(error, "clone", self, copy_leaf, self._leaves())
 

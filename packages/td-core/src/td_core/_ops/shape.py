@@ -8,6 +8,7 @@ the source on exit. They refer to the source weakly, so a chain of results does 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,13 +23,14 @@ from .._indexing import plan_index
 from .._locking import check_unlocked
 from .._plans import ShapePlan, WholePlan, as_ints
 from .._torch_private import functorch_level, get_base
-from .._walks import has_entries, visit
+from .._walks import has_entries, map_levels, visit
 from .._writes.leaf_names import LEAF_ERRORS
-from ..errors import DepthError, StructureError
+from ..errors import StructureError
 from ..typing import DtypeLike, NestedKey
 from .entries import EntryMixin
 from .locking import LockMixin, do_nothing, undo_on_exit, write_back_on_exit
 from .operands import raise_at_leaf
+from .uneven import build_dense, list_dense_entries
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -403,7 +405,6 @@ class ShapeMixin(EntryMixin, LockMixin):
             layout: the layout of those nested tensors: ``torch.strided`` or ``torch.jagged``.
 
         Raises:
-            DepthError: the nesting is deeper than Python's recursion limit.
             KeyMismatchError: an entry that some members lack is not a tensor, or has no dims.
 
         >>> from td_core import LazyStackedTensorDict
@@ -413,20 +414,8 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         if not has_lazy_stack(self):
             return self._with_children(self._children())
-        try:
-            return self._densify(layout)
-        except RecursionError as error:
-            raise DepthError(
-                f"the levels are too many to be stacked one inside the other: {error}"
-            ) from error
-
-    def _densify(self, layout: torch.layout) -> Self:
-        return self._with_children(
-            {
-                key: child._densify(layout) if has_entries(child) else child
-                for key, child in dict(self._children()).items()
-            }
-        )
+        result: Self = map_levels(self, partial(list_dense_entries, layout=layout), make=build_dense)
+        return result
 
 
 def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None) -> tuple[int, ...]:

@@ -1,7 +1,9 @@
-"""Index and reshape lazy stacks whose members have different batch sizes or cannot be stacked."""
+"""Index, reshape and densify lazy stacks whose members have different batch sizes, shapes or keys."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from .._coerce import WRAPPED
 from .._collection import Core
 from .._indexing import plan_index
 from .._plans import ShapePlan, compute_coordinates
-from .._walks import expand
+from .._ragged import fill_gaps, get_display_shape, make_nested_tensor
+from .._walks import expand, has_entries, list_holders
 from ..errors import CollectionIndexError, StructureError
 
 
@@ -99,6 +102,34 @@ def uneven_plans(stack: Any, index: object) -> tuple[Any, dict[int, Any], Any]:
     if None in plans.values():
         raise StructureError(f"members of different batch sizes cannot be indexed together by {index!r}")
     return picks, {j: plan.plan for j, plan in plans.items()}, first.stack_dim
+
+
+def list_dense_entries(
+    node: Any, out: dict[str, Any], _: None, layout: torch.layout
+) -> Iterator[tuple[str, Core, None]]:
+    """Add the entries of a node, those that are ragged as nested tensors of ``layout``, and yield its nested nodes."""
+    entries = node._children()
+    members, dim = node._members_and_dim() or ((), 0)
+    for key in list(entries):
+        shapes = {
+            get_display_shape(entry) if isinstance(entry := member._get_child(key), Tensor) else None
+            for member in members
+        }
+        if len(shapes) > 1:
+            out[key] = node._get_as(key, None, as_nested_tensor=True, layout=layout)
+        elif has_entries(child := entries[key]):
+            yield key, child, None
+        else:
+            out[key] = child
+    for key in dict.fromkeys(chain(*[list(member._children()) for member in members])):
+        if key not in entries:
+            out[key] = make_nested_tensor(key, fill_gaps(key, members), dim, layout)
+
+
+def build_dense(node: Core, entries: dict[str, Any]) -> Core:
+    """Build a node of the class of the first innermost member of a lazy stack; other nodes keep their class."""
+    first = next(iter(list_holders(node)), node)
+    return first._with_children(entries, batch_size=node.batch_size, device=node.device, names=node._names)
 
 
 def pair_rows(node: Core, value: object) -> list[tuple[Any, Any]] | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS
-from .._collection import show_path
+from .._collection import copy_leaf, show_path
 from .._foreach import PLAIN, Op, foreach, make_op, order_subclasses_first
 from .._indexing import BoundIndex
 from .._ops.shared_memory import group_overlapping, is_dense, may_share_memory
@@ -65,7 +65,7 @@ class Transaction:
         nodes = self._nodes
         if self.split:  # clone before the first write, which may change another value
             self._values = clone_overlapping(self._targets, self._values)
-            nodes = [(write, value._clone_leaves()) for write, value in nodes]
+            nodes = [(write, value._map(copy_leaf)) for write, value in nodes]
         for write, value in nodes:
             write(value)
         if any(place is not None for place in self._places) or any(

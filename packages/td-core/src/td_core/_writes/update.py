@@ -17,6 +17,7 @@ from .._collection import (
     align_dims,
     check_keys,
     concurrent_change_error,
+    copy_leaf,
     get_all_entries,
     has_lazy_stack,
     missing_key_error,
@@ -178,7 +179,7 @@ class Update:
         if node._names is not None:
             entry = inherit_names(entry, node._names, show_path(path))
         joins = joins and has_entries(entry) and not self._is_whole(entry)
-        entry = entry._clone_leaves() if self.clone else entry
+        entry = entry._map(copy_leaf) if self.clone else entry
         if joins:
             self.writes.change(add_nested, node, key, entry)
         else:
