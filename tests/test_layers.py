@@ -111,7 +111,7 @@ LAYERS = [
     ],
     ["_base"],
     ["_wrapper", "_tensordict", "_lazy_stack_ops", "_lazy_stack", "_params"],
-    ["_core_kinds", "_functions", "_lazy_pytree", "_repr_parser", "array_formats"],
+    ["_core_kinds", "_first_class_dims", "_functions", "_lazy_pytree", "_repr_parser", "array_formats"],
     ["spi"],
     ["plugins"],
     ["__init__"],

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._coerce import COERCERS, Coercer
 from ._collection import Core, show_path
 from ._dim_names import check_names, inherit_names
 from ._lazy_stack import LazyStackedTensorDict
 from ._nodes import KINDS, Layout, NodeKind, Record
 from ._ops.batch_size import as_batch_size
 from ._params import TensorDictParams, get_roles, set_roles
+from ._public_names import LazyFunction
 from ._tensordict import TensorDict
 from .errors import BatchSizeError, FormatError
 from .typing import Names
@@ -305,3 +307,6 @@ for _kind in (
     ),
 ):
     KINDS.add(_kind)
+
+_as_entry = LazyFunction("td_core", "._first_class_dims", "as_entry")
+COERCERS.add(Coercer(("functorch.dim.Tensor",), lambda value, batch_size, device: _as_entry(value)))

@@ -8,6 +8,7 @@ lists and bools count as advanced indices. If those are not adjacent, their dims
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from operator import index as as_int
 from operator import itemgetter
@@ -22,10 +23,12 @@ from ._dtypes import POSITIONS, ROWS
 from ._foreach import PLAIN
 from ._plan_steps import Along, Permute, Range, Reshape, Shape, Step, Take, Whole, check_range, remove_size
 from ._plans import REPEATING, ShapePlan, broadcast_shape, cache_plans, slice_length
+from ._public_names import LazyFunction
 from ._torch_private import functorch_level, plain_results
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
+_make_dim_plan = LazyFunction("td_core", "._first_class_dims", "DimPlan")
 _MASKS = tuple(dtype for dtype, row in ROWS.items() if row.indexing == "mask")
 #: Dtypes that positions in an array, but not in a tensor, can have.
 _ARRAYS = tuple(dtype for dtype, row in ROWS.items() if row.array)
@@ -257,6 +260,7 @@ def _plan_items(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> Index
     shapes: list[tuple[int, ...]] = []
     names: list[int | None] = []
     front = n = 0
+    make_plan: Callable[..., IndexPlan] = IndexPlan
     lists: dict[int, list[int]] = {}
     for item in parsed:
         kind = type(item)
@@ -284,7 +288,9 @@ def _plan_items(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> Index
                 items += parts
                 continue
         else:
-            if not isinstance(item, Tensor) and not -batch_size[n] <= item < batch_size[n]:
+            if not isinstance(item, (Tensor, int, torch.SymInt)):
+                make_plan = _make_dim_plan
+            elif not isinstance(item, Tensor) and not -batch_size[n] <= item < batch_size[n]:
                 raise CollectionIndexError(
                     f"index {item} is out of bounds for batch dim {n} of size {batch_size[n]} "
                     f"(index {_show(provided)}, batch size {list(batch_size)})"
@@ -301,7 +307,7 @@ def _plan_items(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> Index
         listed = _ListedPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
         listed.listed = tuple([lists.get(position, item) for position, item in enumerate(items)])
         return listed
-    plan = IndexPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
+    plan = make_plan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
     if len(parsed) == 1 < len(items):
         plan.leaf = _make_mask_reader(plan.index, batch_size[:n])
     return plan
@@ -363,6 +369,8 @@ def _convert(item: Any) -> Any:
         return item
     elif isinstance(item, (list, tuple, range, np.ndarray)):
         return _convert_sequence(item)
+    elif _is_first_class(item):
+        return item
     else:
         try:
             return as_int(item)
@@ -372,6 +380,14 @@ def _convert(item: Any) -> Any:
                 f"of ints or bools; got {type(item).__name__} {item!r}"
             ) from None
     return _check_dtype(tensor)
+
+
+def _is_first_class(item: Any) -> bool:
+    """Return True for a first-class dim of torch, or a tensor of which all dims are first-class."""
+    module: Any = sys.modules.get("functorch.dim")
+    return module is not None and (
+        isinstance(item, module.Dim) or (isinstance(item, module.Tensor) and not item.ndim)
+    )
 
 
 def _convert_sequence(item: Any) -> Any:
@@ -461,9 +477,9 @@ def _is_advanced(item: Any) -> bool:
 
 def _is_split_by_slice(items: Sequence[Any]) -> bool:
     """Return True if a slice or None separates two advanced indices."""
-    kinds = "".join(
-        "" if _is_scalar(item) else "-" if item is None or type(item) is slice else "a" for item in items
-    ).strip("-")
+    kinds = "".join("" if _is_scalar(item) else "a" if _is_advanced(item) else "-" for item in items).strip(
+        "-"
+    )
     return "-" in kinds
 
 

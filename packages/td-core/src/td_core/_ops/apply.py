@@ -281,6 +281,9 @@ class _Walk:
                         kept = self.unwrap_child(child, node, key, path, others)
                         if kept is None:
                             continue
+                        if isinstance(kept, Tensor):
+                            entries[key] = self.check_result(kept, child, node, key, size, device, path)
+                            continue
                     if self.size is not None:
                         # A single value accepts any batch size; a stack of values only a prefix of its batch size.
                         if kept._max_batch_size() is None:
@@ -318,7 +321,7 @@ class _Walk:
                     entries[key] = result
 
     def unwrap_child(self, child: Any, node: Core, key: str, path: Path, others: tuple[object, ...]) -> Any:
-        """Apply ``fn`` to the tensor that a proxy node wraps. Return a node of the same kind, or None if it is dropped."""
+        """Apply ``fn`` to the tensor that a proxy node wraps. Return a node, a tensor, or None if it is dropped."""
         results = [child, *[self.other(other, key, path, child) for other in others]]
         tensors = [item._unwrap() if isinstance(item, Core) else item for item in results]
         name = [(*path, key) if self.nested_keys and path else key] if self.named else []

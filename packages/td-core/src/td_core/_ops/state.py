@@ -94,7 +94,7 @@ class StateDictMixin(Core):
         while True:
             for key, child in entries:
                 name = before + key
-                if not isinstance(child, Tensor) and not isinstance(child := child._as_leaf(), Tensor):
+                if not isinstance(child, Tensor) and isinstance(child := child._as_leaf(), Core):
                     above.append((entries, out, before))
                     if flatten:
                         if name in out._metadata and (not has_entries(child) or child._children()):

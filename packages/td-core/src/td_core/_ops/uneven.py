@@ -51,8 +51,12 @@ def transform_uneven(stack: Core, plan: ShapePlan) -> Any:
     if 0 in plan.lead:
         result = make_empty_like(stack, plan.resize_batch(stack.batch_size))
     else:
-        positions = plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist()
-        result = _gather_elements(stack, positions, old)
+        positions = plan.leaf(torch.arange(old.numel(), device="cpu").view(old))
+        if not isinstance(positions, Tensor):
+            raise CollectionIndexError(
+                "a first-class dim cannot index the stack dim of members of different shapes: index the members"
+            )
+        result = _gather_elements(stack, positions.tolist(), old)
     if (names := plan.rename_dims(stack._names)) is not None:
         result._set_names(names)
     return result
