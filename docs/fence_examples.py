@@ -1,4 +1,4 @@
-"""Extension of griffe: declared signatures, and Markdown for doctest examples and reStructuredText roles in docstrings."""
+"""Extension of griffe: methods that calls make, declared signatures, and Markdown for examples and roles in docstrings."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ def markdown(text: str) -> str:
     return "\n".join([*lines, "```"] if fenced else lines)
 
 
-def show_declaration(function: Any, loader: Any) -> None:
-    """Give a function the parameters and docstring that its decorator takes from elsewhere."""
-    module = function.module.path
-    found = attrgetter(function.path.removeprefix(module + "."))(import_module(module))
+def find_object(item: Any) -> Any:
+    """Import what a name of a module or class stands for."""
+    module = item.module.path
+    return attrgetter(item.path.removeprefix(module + "."))(import_module(module))
+
+
+def show_declaration(function: Any, found: Any, loader: Any) -> None:
+    """Give a function the parameters and docstring of the function that its name stands for."""
     signature = inspect.signature(found)
     function.parameters = griffe.Parameters(
         *(
@@ -61,9 +65,25 @@ class FenceExamples(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Convert the docstring of an object that is not a module."""
         if obj.is_function and any(DECLARED.match(str(each.value)) for each in obj.decorators):
-            show_declaration(obj, kwargs["loader"])
+            show_declaration(obj, find_object(obj), kwargs["loader"])
         if obj.docstring is not None and not obj.is_module:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_class(self, *, cls: griffe.Class, loader: Any, **kwargs: Any) -> None:
+        """Show the methods that a call makes, such as ``sum = reduction("sum", ...)``, and second names of methods."""
+        for name, member in [*cls.members.items()]:
+            if (
+                name.startswith("_")
+                or not member.is_attribute
+                or "class-attribute" not in member.labels
+                or not isinstance(member.value, (griffe.ExprCall, griffe.ExprName))
+            ):
+                continue
+            found = getattr(find_object(cls), name, None)  # a field of a dataclass without a default has none
+            if inspect.isfunction(found) and found.__doc__:
+                function = griffe.Function(name, lineno=member.lineno, endlineno=member.endlineno, parent=cls)
+                show_declaration(function, found, loader)
+                cls.set_member(name, function)
 
     def on_module_members(self, *, mod: griffe.Module, **kwargs: Any) -> None:
         """Convert the docstring of a module; ``on_object`` runs before griffe has read it."""
