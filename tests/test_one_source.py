@@ -62,7 +62,7 @@ def operations(tree: Path, run: Run) -> None:
     assert run("tools/generate_methods.py", "--check") == ""
     insert_after(tree / "packages/td-core/src/td_core/_operators.py", "OPERATIONS = (\n", OPERATIONS)
     found = run("tools/generate_methods.py", "--check", code=1)
-    for name in ("packages/td-core/src/td_core/_ops/pointwise_methods.py", "docs/reference/collections.md"):
+    for name in ("packages/td-core/src/td_core/_ops/pointwise.py", "docs/reference/collections.md"):
         assert f"{name} differs from its table: run python tools/generate_methods.py" in found
     run("tools/generate_methods.py")
     assert run("tools/generate_methods.py", "--check") == ""
@@ -71,8 +71,7 @@ def operations(tree: Path, run: Run) -> None:
 PROGRAM = """
 import doctest, inspect, torch, td_core
 from td_core import TensorDict, TensorCollection
-from td_core._ops import pointwise_methods
-from td_core._ops.pointwise import OPS
+from td_core._ops import pointwise
 
 print(td_core.__file__)
 leaf = torch.tensor([4.0, 7.0])
@@ -85,13 +84,13 @@ for one in (td, TensorDict.lazy_stack([td[0], td[1]])):
         (one.clone().floor_divide_(2), leaf // 2), (one.clone().__ifloordiv__(2), leaf // 2),
     ]:
         assert torch.equal(result["a"], expected) and torch.equal(result["n", "b"], expected), (result, expected)
-assert OPS["rsqrt"].alike is OPS["exp"].alike is not None
+assert pointwise.OPS["rsqrt"].alike is pointwise.OPS["exp"].alike is not None
 for name in ("rsqrt", "floor_divide"):
     method = getattr(TensorCollection, name)
     assert method.__module__ == "td_core._base" and ">>> " in method.__doc__
     print(method.__doc__.splitlines()[0], inspect.signature(method))
     names = {"torch": torch, "TensorDict": TensorDict}
-    for example in doctest.DocTestFinder().find(method, name, module=pointwise_methods, globs=names):
+    for example in doctest.DocTestFinder().find(method, name, module=pointwise, globs=names):
         assert doctest.DocTestRunner().run(example) == (0, 1)
 """
 
@@ -100,9 +99,9 @@ for name in ("rsqrt", "floor_divide"):
 def test_added_operation_has_methods_functions_and_docs(tree: Path, run: Run) -> None:
     path, *heads = run("-c", PROGRAM).splitlines()
     assert Path(path).is_relative_to(tree)
-    binary = "(self, other: 'Operand', *, default: 'object' = None) -> 'Self'"
+    binary = "(self: 'CoreT', other: 'Operand', *, default: 'object' = None) -> 'CoreT'"
     assert heads == [
-        "Return the reciprocal square root of each element. (self) -> 'Self'",
+        "Return the reciprocal square root of each element. (self: 'CoreT') -> 'CoreT'",
         f"Return the floor of ``self / other``; arguments are those of :meth:`add`. {binary}",
     ]
     page = (tree / "docs/reference/collections.md").read_text(encoding="utf-8")
@@ -128,7 +127,7 @@ def test_added_operation_is_seen_by_type_checker(tree: Path, run: Run) -> None:
     (tree / "typed.py").write_text(TYPED, encoding="utf-8")
     found = run("-m", "mypy", "--strict", "typed.py", code=1).splitlines()
     assert [line.partition("error: ")[2] for line in found[:-1]] == [
-        'Too many arguments for "rsqrt" of "PointwiseMixin"  [call-arg]',
+        "Too many arguments  [call-arg]",
         '"TensorDict" has no attribute "no_such_operation"  [attr-defined]',
     ]
 

@@ -23,99 +23,19 @@ PAGE = ROOT / "docs/reference/collections.md"
 OPERATIONS = runpy.run_path(str(CORE / "_operators.py"))["OPERATIONS"]
 DTYPES = runpy.run_path(str(CORE / "_dtypes.py"))["DTYPES"]
 
-MODULE = '''\
-# Generated from td_core/_operators.py: change the table, then run tools/generate_methods.py.
-"""The pointwise methods that follow from the table of operations."""
-
-from __future__ import annotations
-
-from typing import Any
-
-from typing_extensions import Self
-
-from .operands import Operand, combine, combine_inplace
-from .pointwise import (
-    OPS,
-    WrittenPointwiseMixin,
-    apply_binary,
-    apply_binary_inplace,
-    apply_unary,
-    apply_unary_inplace,
-    compare,
-)
-
-
-class PointwiseMixin(WrittenPointwiseMixin):
-    """Pointwise operations, their operators and comparisons."""
-
-    __slots__ = ()
-'''
-
-UNARY = '''
-    def {name}(self) -> Self:
-        """Return {returns}.
-
-        >>> {example}
-        {result}
-        """
-        return apply_unary(self, "{name}")
-'''
-
-UNARY_OPERATOR = '''
-    def __{dunder}__(self) -> Self:
-        """Return {returns}."""
-        return apply_unary(self, "{name}")
-'''
-
-UNARY_INPLACE = '''
-    def {name}_(self) -> Self:
-        """Compute :meth:`{name}` in place; return self."""
-        return apply_unary_inplace(self, "{name}_")
-'''
-
-BINARY = '''
-    def {name}(self, other: Operand, *, default: object = None) -> Self:
-        """Return {returns}; arguments are those of :meth:`add`.
-
-        >>> {example}
-        {result}
-        """
-        return apply_binary(self, "{name}", other, default)
-'''
-
-BINARY_INPLACE = '''
-    def {name}_(self, other: Operand) -> Self:
-        """Compute :meth:`{name}` in place; return self. Operands and errors are those of :meth:`add_`."""
-        return apply_binary_inplace(self, "{name}_", other)
-'''
-
-OPERATOR = '''
-    def __{dunder}__(self, other: Operand) -> Self:
-        """Return ``td {symbol} x``; ``x`` is an operand of :meth:`add`."""
-        return combine(self, "td {symbol} x", OPS["{name}"], other)
-'''
-
-REFLECTED = '''
-    def __r{dunder}__(self, other: Operand) -> Self:
-        """Return ``x {symbol} td``; ``x`` is an operand of :meth:`add`."""
-        return combine(self, "x {symbol} td", OPS["{reflected}"], other)
-'''
-
-AUGMENTED = '''
-    def __i{dunder}__(self, other: Operand) -> Self:
-        """Compute ``td {symbol}= x`` in place; ``x`` is an operand of :meth:`add_`."""
-        return combine_inplace(self, "td {symbol}= x", OPS["{name}_"], other)
-'''
-
-COMPARISON = '''
-    def __{dunder}__(self, other: object) -> Any:
-        """Return ``td {symbol} x`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."""
-        return compare(self, "{name}", "td {symbol} x", other)
-'''
+UNARY = '{name} = make_unary("{name}", "{elements}", "{result}")'
+UNARY_INPLACE = '{name}_ = make_unary_inplace("{name}_")'
+UNARY_OPERATOR = "__{dunder}__ = {name}"
+BINARY = '{name} = make_binary("{name}", "{result}")'
+BINARY_INPLACE = '{name}_ = make_binary_inplace("{name}_")'
+OPERATOR = '__{dunder}__ = make_operator("__{dunder}__", "td {symbol} x", "{name}")'
+REFLECTED = '__r{dunder}__ = make_operator("__r{dunder}__", "x {symbol} td", "{reflected}")'
+AUGMENTED = '__i{dunder}__ = make_augmented("__i{dunder}__", "td {symbol}= x", "{name}_")'
+COMPARISON = '__{dunder}__ = make_comparison("__{dunder}__", "td {symbol} x", "{name}")'
 
 #: Elements of the leaf in an example; of those for unary operations, the first whose results are finite and differ.
 ELEMENTS = {
-    "unary": ("[-1.5, 0.5]", "[0.25, 0.5]", "[-torch.inf, 1, torch.inf, torch.nan]", "[1, 1j]"),
+    "unary": ("[-1.5, 0.5]", "[0.25, 0.5]", "[-torch.inf, 1, torch.inf]", "[1, torch.nan]", "[1, 1j]"),
     "binary": ("[1, 6]",),
 }
 OPERANDS: dict[str, tuple[int, ...]] = {"unary": (), "binary": (4,)}
@@ -134,29 +54,28 @@ def list_templates(row: Any) -> Iterator[str]:
 
 
 def make_example(row: Any) -> dict[str, str]:
-    """Return an example of a method, and the result that torch computes."""
+    """Return the elements of the leaf in an example of a method, and the result that torch computes."""
     operands = OPERANDS[row.kind]
     for elements in ELEMENTS[row.kind]:
         tensor = eval(f"torch.tensor({elements})", {"torch": torch})
         result = getattr(torch, row.functions[0])(tensor, *map(torch.tensor, operands))
         if result.isfinite().all() and len(set(result.tolist())) > 1:
             break
-    call = f"{row.name}({', '.join(map(str, operands))})"
-    return {"example": f'TensorDict({{"a": torch.tensor({elements})}}).{call}["a"]', "result": repr(result)}
+    return {"elements": elements, "result": repr(result)}
 
 
 def make_methods() -> str:
-    """Return the source of all methods that ``pointwise.py`` does not define."""
+    """Return the declarations of all methods that ``pointwise.py`` does not define."""
     tree = ast.parse((CORE / "_ops/pointwise.py").read_text(encoding="utf-8"))
     written = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    parts = [MODULE]
+    lines: list[str] = []
     for row in OPERATIONS:
         for template in list_templates(row):
-            example = make_example(row) if "{example}" in template else {}
-            source = template.format(**row._asdict(), **example)
-            if source.split("(")[0].split()[1] not in written:
-                parts.append(source)
-    return "".join(parts)
+            example = make_example(row) if "{result}" in template else {}
+            line = template.format(**row._asdict(), **example)
+            if line.split()[0] not in written:
+                lines.append(f"    {line}\n")
+    return "".join(lines)
 
 
 def make_list() -> str:
@@ -196,20 +115,23 @@ def replace_part(text: str, subject: str, part: str) -> str:
 
 def make_files() -> dict[Path, str]:
     """Return what each file should contain."""
-    page = PAGE.read_text(encoding="utf-8")
-    casts = CORE / "_ops/dtypes.py"
-    return {
-        CORE / "_ops/pointwise_methods.py": make_methods(),
-        casts: replace_part(casts.read_text(encoding="utf-8"), "casts", make_casts()),
-        PAGE: replace_part(replace_part(page, "operations", make_list()), "casts", make_list_of_casts()),
-    }
+    parts = [
+        (CORE / "_ops/pointwise.py", "operations", make_methods()),
+        (CORE / "_ops/dtypes.py", "casts", make_casts()),
+        (PAGE, "operations", make_list()),
+        (PAGE, "casts", make_list_of_casts()),
+    ]
+    files: dict[Path, str] = {}
+    for path, subject, part in parts:
+        text = files.get(path) or path.read_text(encoding="utf-8")
+        files[path] = replace_part(text, subject, part)
+    return files
 
 
 def main() -> int:
     """Write the files, or compare them."""
     files = make_files()
-    old = {path: path.read_text(encoding="utf-8") if path.exists() else "" for path in files}
-    changed = [path for path, text in files.items() if old[path] != text]
+    changed = [path for path, text in files.items() if path.read_text(encoding="utf-8") != text]
     if "--check" not in sys.argv:
         for path in changed:
             path.write_text(files[path], encoding="utf-8")

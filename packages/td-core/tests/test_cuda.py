@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
-from td_core._device_labels import set_device_labels
+from td_core._devices import set_device_labels
 from td_core._operators import OPERATIONS as POINTWISE
 from td_core.errors import CollectionIndexError
 

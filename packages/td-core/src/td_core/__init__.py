@@ -13,10 +13,11 @@ from ._collector import paused as _paused
 
 with _paused():
     from . import _core_kinds, _lazy_pytree, _mapped_dims, kinds, pickles  # noqa: F401  register core's node kinds and pytrees
-    from ._base import TensorCollection, TensorDictBase, count_as_mapping
+    from ._base import TensorCollection, TensorDictBase, count_as_mapping, is_tensor_collection
     from ._class_methods import make_classmethod
     from ._coerce import Coercer
     from ._decoding import decode
+    from ._dtypes import is_bool, is_floating, is_inexact, is_integer
     from ._from_python import (
         from_any,
         from_dict,
@@ -31,20 +32,18 @@ with _paused():
     )
     from ._functions.collation import collate
     from ._functions.comparison import assert_allclose_td, assert_close
-    from ._functions.expansion import expand_as_right, expand_right
     from ._functions.grouping import group_by, isin, remove_duplicates
-    from ._functions.merging import merge_tensordicts
-    from ._functions.predicates import is_bool, is_floating, is_inexact, is_integer, is_tensor_collection
     from ._functions.sequences import pad_sequence, unpad_sequence
     from ._keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
     from ._lazy_stack import LazyStackedTensorDict
     from ._linked_list import LinkedList
     from ._mapping_views import default_is_leaf
     from ._nodes import Encoded, Layout, NodeKind, Record, encode
-    from ._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
+    from ._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, merge_tensordicts, stack
     from ._ops.modules import from_module, from_modules
     from ._ops.packing import PackLayout
     from ._ops.select import pad
+    from ._ops.shape import expand_as_right, expand_right
     from ._params import TensorDictParams
     from ._public_names import lazy_names as _lazy_names
     from ._repr_parser import parse_tensor_dict_string

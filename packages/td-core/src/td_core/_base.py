@@ -17,7 +17,7 @@ from ._ops.metadata import MetadataMixin
 from ._ops.modules import ModuleMixin
 from ._ops.packing import PackMixin
 from ._ops.parallel import ParallelMixin
-from ._ops.pointwise_methods import PointwiseMixin
+from ._ops.pointwise import PointwiseMixin
 from ._ops.reductions import ReductionMixin
 from ._ops.select import SelectMixin
 from ._ops.state import StateDictMixin
@@ -96,6 +96,17 @@ class TensorDictBase(TensorCollection):
     """
 
     __slots__ = ()
+
+
+def is_tensor_collection(datatype: object) -> bool:
+    """Return True if an object or a class is a collection.
+
+    >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict())
+    (True, True)
+    >>> is_tensor_collection(torch.zeros(1))
+    False
+    """
+    return issubclass(datatype if isinstance(datatype, type) else type(datatype), Core)
 
 
 def count_as_mapping() -> None:

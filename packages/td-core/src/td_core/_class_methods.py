@@ -1,4 +1,4 @@
-"""Classmethods built from module-level functions."""
+"""Methods that factories build, and classmethods built from module-level functions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ __all__ = ["make_classmethod"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MethodT = TypeVar("MethodT", bound=Callable[..., object])
+
+
+def name_method(method: MethodT, name: str, doc: str) -> MethodT:
+    """Give a method that a factory built its name and docstring."""
+    method.__name__, method.__doc__ = name, doc
+    # torch.compile keeps graphs by code object, up to a limit, and the closures of one factory share theirs.
+    method.__code__ = method.__code__.replace(co_name=name)
+    return method
 
 
 def make_classmethod(

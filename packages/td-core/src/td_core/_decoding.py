@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ._collection import Core, show_path
-from ._device_labels import fix_decoded_devices
+from ._devices import fix_decoded_devices
 from ._nodes import KINDS, Encoded, NodeKind, Record, find_subclass, get_key_path, user_class
 from .errors import FormatError, MissingPluginError, TensorDictError
 

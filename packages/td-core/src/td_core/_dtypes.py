@@ -130,3 +130,56 @@ def cast_for_promotion(dtype: torch.dtype, scalar: Tensor) -> Tensor:
     """Cast a 0-d tensor so that it promotes ``dtype`` as it would promote a tensor with dims."""
     wanted = dtype_beside(dtype, scalar.dtype)
     return scalar if torch.promote_types(dtype, scalar.dtype) == wanted else scalar.to(wanted)
+
+
+def is_inexact(*args: object) -> bool:
+    """Return True if the last argument has a floating point or complex dtype.
+
+    Like the other dtype predicates, it can be a ``cast_filter``, which is called with a key and a leaf.
+
+    Args:
+        *args: anything, then a tensor or a dtype.
+
+    >>> is_inexact("key", torch.zeros(1)), is_inexact(torch.complex64)
+    (True, True)
+    >>> is_inexact(torch.int8)
+    False
+    """
+    dtype = _dtype(args)
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def is_floating(*args: object) -> bool:
+    """Return True if the last argument has a floating point dtype; see :func:`is_inexact`.
+
+    >>> is_floating(torch.zeros(1)), is_floating(torch.complex64)
+    (True, False)
+    """
+    return _dtype(args).is_floating_point
+
+
+def is_integer(*args: object) -> bool:
+    """Return True if the last argument has an integer dtype (not bool); see :func:`is_inexact`.
+
+    >>> is_integer(torch.zeros(1).int()), is_integer(torch.bool)
+    (True, False)
+    """
+    dtype = _dtype(args)
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def is_bool(*args: object) -> bool:
+    """Return True if the last argument has the bool dtype; see :func:`is_inexact`.
+
+    >>> is_bool(torch.tensor(True)), is_bool(torch.int8)
+    (True, False)
+    """
+    return _dtype(args) == torch.bool
+
+
+def _dtype(args: tuple[object, ...]) -> torch.dtype:
+    value = as_dtype(args[-1]) if args else None
+    dtype = value if isinstance(value, torch.dtype) else getattr(value, "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"the last argument is a tensor or a dtype; got {args!r}")
+    return dtype

@@ -1,6 +1,6 @@
 """The table of pointwise operations: a row each, from which the methods, torch functions, pages and tests are made.
 
-``tools/generate_methods.py`` writes the methods. It runs this file by itself, so the file imports nothing of the package.
+``tools/generate_methods.py`` lists the methods. It runs this file by itself, so the file imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ class Operation(NamedTuple):
 
     Attributes:
         name: the method, and torch's function unless ``function`` is another one.
-        kind: "unary", "binary", "comparison" or "ternary". The tool writes the methods of the first three kinds, except for
-            those that are in ``_ops/pointwise.py`` because they have parameters that others lack.
+        kind: "unary", "binary", "comparison" or "ternary". The tool lists the methods of the first three kinds, except for
+            those that ``_ops/pointwise.py`` defines because they have parameters that others lack.
         returns: what the method returns, as a noun phrase.
         inplace: True if there is a method ``name_``, and for an operator the augmented assignment.
         named: False if there are only the methods of the operator.

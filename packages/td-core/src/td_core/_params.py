@@ -28,7 +28,7 @@ from ._collection import (
     is_copying,
     show_path,
 )
-from ._device_labels import fix_device_metadata
+from ._devices import fix_device_metadata
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import check_unlocked
 from ._ops.device_moves import write_moved_back

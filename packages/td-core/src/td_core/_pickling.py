@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from ._buffers import Leaves
 from ._collection import Core, add_key_note
 from ._decoding import decode, decode_all
-from ._device_labels import fix_decoded_devices
+from ._devices import fix_decoded_devices
 from ._foreach import PLAIN
 from ._nested_components import get_parts, make_jagged
 from ._nodes import KINDS, Encoded, encode, get_key_path

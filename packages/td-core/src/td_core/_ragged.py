@@ -157,10 +157,11 @@ def make_padded_tensor(
         # Faster: pad_sequence fills one tensor; pad() would copy each leaf before stack() copies it again.
         return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
     shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
-    return torch.stack([_pad_to(leaf, shape, value, side) for leaf in leaves], dim)
+    return torch.stack([pad_to(leaf, shape, value, side) for leaf in leaves], dim)
 
 
-def _pad_to(leaf: Tensor, shape: list[int], value: float, side: str) -> Tensor:
+def pad_to(leaf: Tensor, shape: Sequence[int], value: float, side: str = "right") -> Tensor:
+    """Pad the dims of a leaf to ``shape``; a leaf of this shape is returned unchanged."""
     amounts: list[int] = []
     for size, full in zip(reversed(leaf.shape), reversed(shape)):
         amounts += [full - size, 0] if side == "left" else [0, full - size]

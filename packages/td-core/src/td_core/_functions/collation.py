@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from .._collection import Core
 from .._keys import unravel_key_to_tuple
 from .._ops.joining import maybe_dense_stack
+from .._ragged import pad_to
 from .._torch_private import default_collate_functions
 from ..errors import StructureError
 from ..typing import NestedKey
@@ -99,13 +100,9 @@ def _pad_entry(samples: list[Any], key: NestedKey, value: float, mask_key: Neste
         )
     shape = [max(sizes) for sizes in zip(*(leaf.shape for leaf in leaves), strict=True)]
     for sample, leaf in zip(samples, leaves, strict=True):
-        padded = leaf.new_full(shape, value)
-        inside = tuple(slice(size) for size in leaf.shape)
-        padded[inside] = leaf
-        sample._set_path(path, padded)
+        sample._set_path(path, pad_to(leaf, shape, value))
         if mask_key is not None:
-            mask = torch.zeros(shape, dtype=torch.bool, device=leaf.device)
-            mask[inside] = True
+            mask = pad_to(torch.ones(leaf.shape, dtype=torch.bool, device=leaf.device), shape, False)
             sample._set_path((*unravel_key_to_tuple(mask_key), *path), mask)
 
 

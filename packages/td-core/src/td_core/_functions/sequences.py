@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .._coerce import COERCERS
-from .._collection import Child, Core, check_same_form, show_path
+from .._collection import Core, show_path
 from .._keys import unravel_key_to_tuple
 from .._ops.joining import cat, lazy_stack, stack
+from .._ops.packing import get_largest_size, stack_padded
 from .._plan_steps import remove_size
 from .._ragged import make_padded_tensor
-from .._walks import has_entries, map_levels
+from .._walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
@@ -67,34 +68,19 @@ def pad_sequence(
     if isinstance(padding_value, Mapping):
         fills = {unravel_key_to_tuple(key): value for key, value in padding_value.items()}
         padding_value = 0.0
-    left = padding_side == "left"
     masks: dict[Path, Tensor] = {}
     used: set[Path] = set()
 
-    def pad(nodes: list[Any], out_entries: dict[str, Child], prefix: Path) -> Iterator[Any]:
-        columns = [node._children() for node in nodes]
-        for key in columns[0]:
-            if not all(key in column for column in columns):
-                continue
-            entries, path = [column[key] for column in columns], (*prefix, key)
-            first = entries[0]
-            for entry in entries[1:]:
-                check_same_form(first, entry, path)
-            if isinstance(first, Tensor):
-                used.add(path)
-                fill = fills.get(path, padding_value)
-                out_entries[key] = _pad_leaves(entries, pad_dim, fill, left, path)
-                if return_mask is not False:
-                    masks[path] = _make_mask(entries, pad_dim, left, len(nodes[0].batch_size))
-            elif has_entries(first):
-                yield key, entries, path
-            else:
-                out_entries[key] = _pad_values(entries, left)
+    def pad(path: Path, leaves: list[Tensor], batch_dims: int) -> Tensor:
+        used.add(path)
+        _check_shapes(path, leaves, pad_dim)
+        if return_mask is not False:
+            ndim = max(pad_dim % leaves[0].ndim + 1, batch_dims)
+            ones = [torch.ones(leaf.shape[:ndim], dtype=torch.bool, device=leaf.device) for leaf in leaves]
+            masks[path] = make_padded_tensor(path, ones, 0, False, padding_side)
+        return make_padded_tensor(path, leaves, 0, fills.get(path, padding_value), padding_side)
 
-    def make(nodes: list[Any], out_entries: dict[str, Child]) -> Any:
-        return nodes[0]._with_children(out_entries, batch_size=_compute_padded_size(nodes), names=None)
-
-    result = map_levels(items, pad, (), make)
+    result = stack_padded(items, 0, pad, lambda values: _pad_values(values, padding_side))
     unknown = [path for path in fills if path not in used]
     if unknown:
         raise KeyPathError(
@@ -111,57 +97,31 @@ def pad_sequence(
     return padded
 
 
-def _compute_padded_size(nodes: list[Core]) -> torch.Size:
-    sizes = [node.batch_size for node in nodes]
-    if len({len(size) for size in sizes}) != 1:
-        raise StructureError(
-            f"pad_sequence: the batch sizes {[list(size) for size in sizes]} differ in their dims"
-        )
-    return torch.Size((len(nodes), *map(max, zip(*sizes, strict=True))))
-
-
-def _pad_leaves(leaves: list[Tensor], pad_dim: int, value: float, left: bool, path: Path) -> Tensor:
+def _check_shapes(path: Path, leaves: list[Tensor], pad_dim: int) -> None:
+    """Raise StructureError if the leaves of one key differ in another dim than ``pad_dim``."""
     ndim = leaves[0].ndim
     if not -ndim <= pad_dim < ndim:
         raise StructureError(
             f"pad_sequence: {show_path(path)} has {ndim} dims, so dim {pad_dim} cannot be padded"
         )
-    dim = pad_dim % ndim
-    if len({(leaf.ndim, remove_size(leaf.shape, dim)) for leaf in leaves}) > 1:
+    if len({(leaf.ndim, remove_size(leaf.shape, pad_dim % ndim)) for leaf in leaves}) > 1:
         raise StructureError(
             f"pad_sequence: {show_path(path)} has shapes {[list(leaf.shape) for leaf in leaves]}, which differ in "
             f"other dims than {pad_dim}"
         )
-    return make_padded_tensor(path, leaves, 0, value, "left" if left else "right")
 
 
-def _make_mask(leaves: list[Tensor], pad_dim: int, left: bool, batch_dims: int) -> Tensor:
-    dim = pad_dim % leaves[0].ndim
-    length = max(leaf.shape[dim] for leaf in leaves)
-    shape = list(leaves[0].shape)
-    shape[dim] = length
-    mask = torch.zeros(
-        len(leaves), *shape[: max(dim + 1, batch_dims)], dtype=torch.bool, device=leaves[0].device
-    )
-    for row, leaf in zip(mask, leaves, strict=True):
-        size = leaf.shape[dim]
-        row.narrow(dim, length - size if left else 0, size).fill_(True)
-    return mask
-
-
-def _pad_values(entries: list[Any], left: bool) -> Any:
-    """Pad non-tensor entries with None to one batch size and stack them."""
-    size = _compute_padded_size(entries)[1:]
+def _pad_values(entries: list[Core], side: str) -> Any:
+    """Pad value nodes with None to one batch size and stack them."""
+    size, padded = get_largest_size(entries), []
     coercer = COERCERS.get_fallback()
-    padded = []
+    assert coercer is not None
     for entry in entries:
         for dim, length in enumerate(size):
-            amount = length - entry.batch_size[dim]
-            if amount:
+            if amount := length - entry.batch_size[dim]:
                 shape = torch.Size((*entry.batch_size[:dim], amount, *entry.batch_size[dim + 1 :]))
-                assert coercer is not None
-                filler = coercer.convert(None, shape, entry.device)
-                entry = cat([filler, entry] if left else [entry, filler], dim)
+                filler: Any = coercer.convert(None, shape, entry.device)
+                entry = cat([filler, entry] if side == "left" else [entry, filler], dim)
         padded.append(entry)
     return stack(padded, 0)
 

@@ -18,8 +18,7 @@ from .._collection import (
     copy_leaf,
     get_data,
 )
-from .._device_labels import set_device_labels
-from .._devices import as_device
+from .._devices import as_device, set_device_labels
 from .._dtypes import as_dtype
 from .._plan_steps import Shape
 from .._plans import WholePlan, as_ints

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from .._buffers import as_memory, has_memory, is_stored
 from .._collection import Core, identity
-from .._device_labels import set_device_labels
-from .._devices import as_device, wait_for
+from .._devices import as_device, set_device_labels, wait_for
 from .._dtypes import as_dtype
 from .._foreach import PLAIN
 from .._locking import check_unlocked_below

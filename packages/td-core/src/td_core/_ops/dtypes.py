@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from .._class_methods import name_method
 from .._collection import Core
 from .._dtypes import METHODS, NAMES, ROWS
 from .._foreach import PLAIN
@@ -53,7 +54,7 @@ class BoundCast(Protocol[T_co]):
 class Cast(Protocol):
     """Type of the methods that :func:`make_cast` builds: they return the type of the collection."""
 
-    def __get__(self, instance: SelfT, owner: Any = None) -> BoundCast[SelfT]:
+    def __get__(self, instance: SelfT, owner: type | None = None) -> BoundCast[SelfT]:
         """Return the method bound to ``instance``."""
 
 
@@ -66,19 +67,21 @@ def make_cast(name: str) -> Cast:
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         return _cast(self, name, leaf, cast_filter)
 
-    method.__name__ = name
     outcome = f"""
         >>> TensorDict({{"a": torch.zeros(2)}}).{name}()["a"].dtype
         {dtype}
         """
-    method.__doc__ = f"""Cast every leaf to ``{dtype}`` and return the collection of the results.
+    return name_method(
+        method,
+        name,
+        f"""Cast every leaf to ``{dtype}`` and return the collection of the results.
 
         Leaves that already have this dtype are not copied. Values that are not tensors are kept.
 
         Args:
             cast_filter: takes the key path (a tuple) and the leaf; if it returns False, the leaf is not cast.
-{"" if "cast" in row.cannot or dtype not in NAMES else outcome}"""
-    return method
+{"" if "cast" in row.cannot or dtype not in NAMES else outcome}""",
+    )
 
 
 def _cast(node: SelfT, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter | None) -> SelfT:

@@ -19,7 +19,7 @@ from .._collection import (
     missing_key_error,
     show_path,
 )
-from .._device_labels import set_device_labels
+from .._devices import set_device_labels
 from .._dim_names import check_names
 from .._keys import unravel_key_to_tuple
 from .._mapping_views import unwrap_entry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, get_all_entries, make_dense, show_path
+from .._collection import Child, Core, check_same_form, get_all_entries, make_dense, show_path
 from .._element_plans import pad_plan
 from .._keys import unravel_key_to_tuple
 from .._plans import wrap_dim
 from .._public_names import set_module
 from .._ragged import make_padded_tensor
-from .._walks import has_entries
+from .._walks import has_entries, map_levels
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .shape import ShapeMixin
@@ -222,7 +222,13 @@ def _pad_node(node: Core, padding: float) -> Any:
     stacked = node._members_and_dim()
     if stacked is not None:
         members, dim = stacked
-        return _pad_and_stack([_pad_node(member, padding) for member in members], dim, padding)
+        padded = [_pad_node(member, padding) for member in members]
+        return stack_padded(
+            padded,
+            dim,
+            lambda path, leaves, _: make_padded_tensor(path, leaves, dim, padding),
+            lambda values: _pad_batches(values, dim),
+        )
     children: dict[str, Any] = {}
     for key, child in dict(node._children()).items():
         if not isinstance(child, Tensor):
@@ -237,31 +243,58 @@ def _pad_node(node: Core, padding: float) -> Any:
     return node._with_children(children, batch_size=next((lead for lead in leads if -1 not in lead), None))
 
 
-def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
-    """Pad and stack dense nodes with equal numbers of batch dims; keep only the keys that all nodes have."""
-    columns = [node._children() for node in nodes]
-    children: dict[str, Child] = {}
-    size = tuple([max(sizes) for sizes in zip(*[node.batch_size for node in nodes], strict=True)])
-    for key, first in columns[0].items():
-        if not all(key in column for column in columns):
-            continue
-        values = [column[key] for column in columns]
-        if all(isinstance(value, Tensor) for value in values):
-            children[key] = make_padded_tensor(key, values, dim, padding)
-        elif not has_entries(first):
-            values = [_pad_batch(value, size) for value in values]
-            children[key] = values[0]._stack_lazily(values, dim)
-        else:
-            children[key] = _pad_and_stack(values, dim, padding)
-    return nodes[0]._with_children(
-        children, batch_size=torch.Size((*size[:dim], len(nodes), *size[dim:])), names=None
-    )
+def stack_padded(
+    nodes: Sequence[Any],
+    dim: int,
+    pad: Callable[[tuple[str, ...], list[Tensor], int], Tensor],
+    pad_values: Callable[[list[Core]], Core],
+) -> Any:
+    """Stack dense nodes whose shapes differ, with only the keys that all have.
+
+    ``pad`` takes a key path, the leaves, and the number of batch dims; ``pad_values`` takes value nodes.
+    """
+
+    def fill(nodes: list[Any], out: dict[str, Child], prefix: tuple[str, ...]) -> Iterator[Any]:
+        columns = [node._children() for node in nodes]
+        for key in columns[0]:
+            if not all(key in column for column in columns):
+                continue
+            entries, path = [column[key] for column in columns], (*prefix, key)
+            for entry in entries[1:]:
+                check_same_form(entries[0], entry, path)
+            if isinstance(entries[0], Tensor):
+                out[key] = pad(path, entries, len(nodes[0].batch_size))
+            elif has_entries(entries[0]):
+                yield key, entries, path
+            else:
+                out[key] = pad_values(entries)
+
+    def make(nodes: list[Any], out: dict[str, Child]) -> Any:
+        size = get_largest_size(nodes)
+        batch_size = torch.Size((*size[:dim], len(nodes), *size[dim:]))
+        return nodes[0]._with_children(out, batch_size=batch_size, names=None)
+
+    return map_levels(nodes, fill, (), make)
 
 
-def _pad_batch(node: Core, size: Sequence[int]) -> object:
-    """Pad each batch dim of a value node at its end to ``size``."""
-    missing = [amount for wanted, actual in zip(size, node.batch_size) for amount in (0, wanted - actual)]
-    return node._transform(pad_plan(node.batch_size, missing, 0)) if any(missing) else node
+def get_largest_size(nodes: Sequence[Core]) -> tuple[int, ...]:
+    """Return the largest size of each batch dim; StructureError if the numbers of dims differ."""
+    sizes = [node.batch_size for node in nodes]
+    if len({*map(len, sizes)}) != 1:
+        raise StructureError(
+            f"cannot pad: the batch sizes {[list(size) for size in sizes]} differ in their dims"
+        )
+    return tuple(map(max, zip(*sizes)))
+
+
+def _pad_batches(nodes: list[Core], dim: int) -> Core:
+    """Pad each batch dim of value nodes at its end to one size, and stack them."""
+    size, padded = get_largest_size(nodes), []
+    for node in nodes:
+        missing = [n for wanted, actual in zip(size, node.batch_size) for n in (0, wanted - actual)]
+        padded.append(node._transform(pad_plan(node.batch_size, missing, 0)) if any(missing) else node)
+    stacked: Core = padded[0]._stack_lazily(padded, dim)
+    return stacked
 
 
 def _make_mask(node: Core, key: NestedKey) -> Tensor:

@@ -1,6 +1,6 @@
-"""Pointwise operations: how each is computed, and the methods that have parameters of their own.
+"""Pointwise operations: how each is computed, and the methods, most of which follow from the table of operations.
 
-The other methods are in :mod:`.pointwise_methods`, and :mod:`.operands` defines which values are operands.
+:mod:`.operands` defines which values are operands.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import operator
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from .._class_methods import name_method
 from .._coerce import build_nested
 from .._collection import Core
 from .._dtypes import ScalarBeside, dtype_beside
@@ -80,6 +81,8 @@ def _make_ops(row: Operation) -> dict[str, Op]:
         **({f"{row.name}_": make_op(inplace, getattr(Tensor, inplace))} if row.inplace else {}),
     }
 
+
+ROWS = {row.name: row for row in OPERATIONS}
 
 #: All operations by name. Methods read them from this global, since torch.compile cannot trace such an object in a
 #: closure.
@@ -153,13 +156,245 @@ def _scale_operand(this: Op, alpha: float | None, other: Operand) -> tuple[Op, O
     return Op(None, partial(this.single, alpha=alpha)), other
 
 
-class WrittenPointwiseMixin(Core):
-    """The pointwise methods with parameters that others lack; the tool that writes the others skips these names."""
+T_co = TypeVar("T_co", covariant=True)
+
+
+class UnaryMethod(Protocol):
+    """Type of the methods of unary operations."""
+
+    def __get__(self, instance: CoreT, owner: type | None = None) -> Callable[[], CoreT]:
+        """Return the method bound to ``instance``."""
+
+
+class BoundBinary(Protocol[T_co]):
+    """Type of the bound method of a binary operation."""
+
+    def __call__(self, other: Operand, *, default: object = None) -> T_co:
+        """Combine the leaves with ``other``."""
+
+
+class BinaryMethod(Protocol):
+    """Type of the methods of binary operations."""
+
+    def __get__(self, instance: CoreT, owner: type | None = None) -> BoundBinary[CoreT]:
+        """Return the method bound to ``instance``."""
+
+
+class BoundOperator(Protocol[T_co]):
+    """Type of the bound method of an operator, or of a binary operation in place."""
+
+    def __call__(self, other: Operand) -> T_co:
+        """Combine the leaves with ``other``."""
+
+
+class OperatorMethod(Protocol):
+    """Type of the methods of operators, and of binary operations in place."""
+
+    def __get__(self, instance: CoreT, owner: type | None = None) -> BoundOperator[CoreT]:
+        """Return the method bound to ``instance``."""
+
+
+def make_unary(name: str, elements: str, result: str) -> UnaryMethod:
+    """Build the method of a unary operation; the example has a leaf of these elements."""
+
+    def method(self: CoreT) -> CoreT:
+        return apply_unary(self, name)
+
+    return name_method(
+        method,
+        name,
+        f"""Return {ROWS[name].returns}.
+
+        >>> TensorDict({{"a": torch.tensor({elements})}}).{name}()["a"]
+        {result}
+        """,
+    )
+
+
+def make_unary_inplace(name: str) -> UnaryMethod:
+    """Build the method ``name``, which ends in ``_``, of a unary operation."""
+
+    def method(self: CoreT) -> CoreT:
+        return apply_unary_inplace(self, name)
+
+    return name_method(method, name, f"Compute :meth:`{name[:-1]}` in place; return self.")
+
+
+def make_binary(name: str, result: str) -> BinaryMethod:
+    """Build the method of a binary operation."""
+
+    def method(self: CoreT, other: Operand, *, default: object = None) -> CoreT:
+        return apply_binary(self, name, other, default)
+
+    return name_method(
+        method,
+        name,
+        f"""Return {ROWS[name].returns}; arguments are those of :meth:`add`.
+
+        >>> TensorDict({{"a": torch.tensor([1, 6])}}).{name}(4)["a"]
+        {result}
+        """,
+    )
+
+
+def make_binary_inplace(name: str) -> OperatorMethod:
+    """Build the method ``name``, which ends in ``_``, of a binary operation."""
+
+    def method(self: CoreT, other: Operand) -> CoreT:
+        return apply_binary_inplace(self, name, other)
+
+    doc = f"Compute :meth:`{name[:-1]}` in place; return self. Operands and errors are those of :meth:`add_`."
+    return name_method(method, name, doc)
+
+
+def make_operator(name: str, expression: str, operation: str) -> OperatorMethod:
+    """Build the special method ``name`` of an operator, for an expression such as ``td + x``."""
+
+    def method(self: CoreT, other: Operand) -> CoreT:
+        return combine(self, expression, OPS[operation], other)
+
+    return name_method(method, name, f"Return ``{expression}``; ``x`` is an operand of :meth:`add`.")
+
+
+def make_augmented(name: str, expression: str, operation: str) -> OperatorMethod:
+    """Build the special method ``name`` of an augmented assignment, such as ``td += x``."""
+
+    def method(self: CoreT, other: Operand) -> CoreT:
+        return combine_inplace(self, expression, OPS[operation], other)
+
+    doc = f"Compute ``{expression}`` in place; ``x`` is an operand of :meth:`add_`."
+    return name_method(method, name, doc)
+
+
+def make_comparison(name: str, expression: str, operation: str) -> Callable[[Any, object], Any]:
+    """Build the special method ``name`` of a comparison, such as ``td < x``."""
+
+    def method(self: Core, other: object) -> Any:
+        return compare(self, operation, expression, other)
+
+    doc = f"Return ``{expression}`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."
+    return name_method(method, name, doc)
+
+
+class PointwiseMixin(Core):
+    """Pointwise operations, their operators and comparisons."""
 
     __slots__ = ()
 
     #: None makes numpy return NotImplemented, so that ``array + td`` calls ``td.__radd__``.
     __array_ufunc__ = None
+
+    # Begin of operations: written by tools/generate_methods.py from the table in td_core/_operators.py.
+    abs = make_unary("abs", "[-1.5, 0.5]", "tensor([1.5000, 0.5000])")
+    abs_ = make_unary_inplace("abs_")
+    __abs__ = abs
+    acos = make_unary("acos", "[0.25, 0.5]", "tensor([1.3181, 1.0472])")
+    acos_ = make_unary_inplace("acos_")
+    asin = make_unary("asin", "[0.25, 0.5]", "tensor([0.2527, 0.5236])")
+    asin_ = make_unary_inplace("asin_")
+    atan = make_unary("atan", "[-1.5, 0.5]", "tensor([-0.9828,  0.4636])")
+    atan_ = make_unary_inplace("atan_")
+    ceil = make_unary("ceil", "[-1.5, 0.5]", "tensor([-1.,  1.])")
+    ceil_ = make_unary_inplace("ceil_")
+    cos = make_unary("cos", "[-1.5, 0.5]", "tensor([0.0707, 0.8776])")
+    cos_ = make_unary_inplace("cos_")
+    cosh = make_unary("cosh", "[-1.5, 0.5]", "tensor([2.3524, 1.1276])")
+    cosh_ = make_unary_inplace("cosh_")
+    erf = make_unary("erf", "[-1.5, 0.5]", "tensor([-0.9661,  0.5205])")
+    erf_ = make_unary_inplace("erf_")
+    erfc = make_unary("erfc", "[-1.5, 0.5]", "tensor([1.9661, 0.4795])")
+    erfc_ = make_unary_inplace("erfc_")
+    exp = make_unary("exp", "[-1.5, 0.5]", "tensor([0.2231, 1.6487])")
+    exp_ = make_unary_inplace("exp_")
+    expm1 = make_unary("expm1", "[-1.5, 0.5]", "tensor([-0.7769,  0.6487])")
+    expm1_ = make_unary_inplace("expm1_")
+    floor = make_unary("floor", "[-1.5, 0.5]", "tensor([-2.,  0.])")
+    floor_ = make_unary_inplace("floor_")
+    frac = make_unary("frac", "[-1.5, 0.5]", "tensor([-0.5000,  0.5000])")
+    frac_ = make_unary_inplace("frac_")
+    isfinite = make_unary("isfinite", "[-torch.inf, 1, torch.inf]", "tensor([False,  True, False])")
+    isnan = make_unary("isnan", "[1, torch.nan]", "tensor([False,  True])")
+    isneginf = make_unary("isneginf", "[-torch.inf, 1, torch.inf]", "tensor([ True, False, False])")
+    isposinf = make_unary("isposinf", "[-torch.inf, 1, torch.inf]", "tensor([False, False,  True])")
+    isreal = make_unary("isreal", "[1, 1j]", "tensor([ True, False])")
+    lgamma = make_unary("lgamma", "[-1.5, 0.5]", "tensor([0.8600, 0.5724])")
+    lgamma_ = make_unary_inplace("lgamma_")
+    log = make_unary("log", "[0.25, 0.5]", "tensor([-1.3863, -0.6931])")
+    log_ = make_unary_inplace("log_")
+    log10 = make_unary("log10", "[0.25, 0.5]", "tensor([-0.6021, -0.3010])")
+    log10_ = make_unary_inplace("log10_")
+    log1p = make_unary("log1p", "[0.25, 0.5]", "tensor([0.2231, 0.4055])")
+    log1p_ = make_unary_inplace("log1p_")
+    log2 = make_unary("log2", "[0.25, 0.5]", "tensor([-2., -1.])")
+    log2_ = make_unary_inplace("log2_")
+    neg = make_unary("neg", "[-1.5, 0.5]", "tensor([ 1.5000, -0.5000])")
+    neg_ = make_unary_inplace("neg_")
+    __neg__ = neg
+    reciprocal = make_unary("reciprocal", "[-1.5, 0.5]", "tensor([-0.6667,  2.0000])")
+    reciprocal_ = make_unary_inplace("reciprocal_")
+    round = make_unary("round", "[-1.5, 0.5]", "tensor([-2.,  0.])")
+    round_ = make_unary_inplace("round_")
+    sigmoid = make_unary("sigmoid", "[-1.5, 0.5]", "tensor([0.1824, 0.6225])")
+    sigmoid_ = make_unary_inplace("sigmoid_")
+    sign = make_unary("sign", "[-1.5, 0.5]", "tensor([-1.,  1.])")
+    sign_ = make_unary_inplace("sign_")
+    sin = make_unary("sin", "[-1.5, 0.5]", "tensor([-0.9975,  0.4794])")
+    sin_ = make_unary_inplace("sin_")
+    sinh = make_unary("sinh", "[-1.5, 0.5]", "tensor([-2.1293,  0.5211])")
+    sinh_ = make_unary_inplace("sinh_")
+    sqrt = make_unary("sqrt", "[0.25, 0.5]", "tensor([0.5000, 0.7071])")
+    sqrt_ = make_unary_inplace("sqrt_")
+    tan = make_unary("tan", "[-1.5, 0.5]", "tensor([-14.1014,   0.5463])")
+    tan_ = make_unary_inplace("tan_")
+    tanh = make_unary("tanh", "[-1.5, 0.5]", "tensor([-0.9051,  0.4621])")
+    tanh_ = make_unary_inplace("tanh_")
+    trunc = make_unary("trunc", "[-1.5, 0.5]", "tensor([-1.,  0.])")
+    trunc_ = make_unary_inplace("trunc_")
+    __add__ = make_operator("__add__", "td + x", "add")
+    __radd__ = make_operator("__radd__", "x + td", "add")
+    __iadd__ = make_augmented("__iadd__", "td += x", "add_")
+    bitwise_and = make_binary("bitwise_and", "tensor([0, 4])")
+    __and__ = make_operator("__and__", "td & x", "bitwise_and")
+    __rand__ = make_operator("__rand__", "x & td", "bitwise_and")
+    __or__ = make_operator("__or__", "td | x", "bitwise_or")
+    __ror__ = make_operator("__ror__", "x | td", "bitwise_or")
+    __xor__ = make_operator("__xor__", "td ^ x", "bitwise_xor")
+    __rxor__ = make_operator("__rxor__", "x ^ td", "bitwise_xor")
+    clamp_max = make_binary("clamp_max", "tensor([1, 4])")
+    clamp_max_ = make_binary_inplace("clamp_max_")
+    clamp_min_ = make_binary_inplace("clamp_min_")
+    div = make_binary("div", "tensor([0.2500, 1.5000])")
+    div_ = make_binary_inplace("div_")
+    __truediv__ = make_operator("__truediv__", "td / x", "div")
+    __rtruediv__ = make_operator("__rtruediv__", "x / td", "rdiv")
+    __itruediv__ = make_augmented("__itruediv__", "td /= x", "div_")
+    logical_and = make_binary("logical_and", "tensor([True, True])")
+    maximum = make_binary("maximum", "tensor([4, 6])")
+    maximum_ = make_binary_inplace("maximum_")
+    minimum = make_binary("minimum", "tensor([1, 4])")
+    minimum_ = make_binary_inplace("minimum_")
+    mod = make_binary("mod", "tensor([1, 2])")
+    __mod__ = make_operator("__mod__", "td % x", "mod")
+    mul = make_binary("mul", "tensor([ 4, 24])")
+    mul_ = make_binary_inplace("mul_")
+    __mul__ = make_operator("__mul__", "td * x", "mul")
+    __rmul__ = make_operator("__rmul__", "x * td", "mul")
+    __imul__ = make_augmented("__imul__", "td *= x", "mul_")
+    pow = make_binary("pow", "tensor([   1, 1296])")
+    pow_ = make_binary_inplace("pow_")
+    __pow__ = make_operator("__pow__", "td ** x", "pow")
+    __rpow__ = make_operator("__rpow__", "x ** td", "rpow")
+    __ipow__ = make_augmented("__ipow__", "td **= x", "pow_")
+    __sub__ = make_operator("__sub__", "td - x", "sub")
+    __rsub__ = make_operator("__rsub__", "x - td", "rsub")
+    __isub__ = make_augmented("__isub__", "td -= x", "sub_")
+    __eq__ = make_comparison("__eq__", "td == x", "eq")
+    __ne__ = make_comparison("__ne__", "td != x", "ne")
+    __lt__ = make_comparison("__lt__", "td < x", "lt")
+    __le__ = make_comparison("__le__", "td <= x", "le")
+    __gt__ = make_comparison("__gt__", "td > x", "gt")
+    __ge__ = make_comparison("__ge__", "td >= x", "ge")
+    # End of operations.
 
     def _broadcast_to_leaves(
         self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Child, Core, get_entry, get_parent, show_path
-from .._device_labels import set_device_labels
-from .._devices import as_device
+from .._devices import as_device, set_device_labels
 from .._dim_names import check_names, resize_names
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._collection import Core
-from .._device_labels import set_device_labels
-from .._devices import as_device
+from .._devices import as_device, set_device_labels
 from .._dtypes import as_dtype
 from .._operators import OPERATIONS
 from .._torch_private import is_caller, without_torch_function
