@@ -15,6 +15,7 @@ NEEDS = {
     "sac": "torchrl",
     "replay": "torchrl",
     "losses_vmap": "torchrl",
+    "multi_agent": "torchrl",
     "workers": "torchrl",
     "ray_workers": "ray",
     "rl4co_tsp": "rl4co",

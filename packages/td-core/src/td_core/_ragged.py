@@ -19,9 +19,10 @@ from .typing import NO_DEFAULT, NestedKey
 
 
 def get_display_shape(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the shape for messages: -1 for ragged dims of a strided nested tensor, (-1,) for an uninitialized parameter."""
+    """Return the shape for messages: -1 for ragged dims of a strided nested tensor, and for those of a lazy parameter."""
     try:
-        return tuple(tensor.shape)
+        shape = tuple(tensor.shape)
+        return (*shape, -1) if is_lazy(tensor) else shape
     except RuntimeError:
         return (-1,) if is_lazy(tensor) else tuple(_get_size(tensor, dim) for dim in range(tensor.dim()))
 

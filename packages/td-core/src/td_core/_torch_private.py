@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from .errors import StructureError
 
 __all__ = [
-    "add_safe_name", "assert_in_graph", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
+    "add_batch_dim", "add_safe_name", "assert_in_graph", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
     "find_refusing_transform",
     "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel", "functorch_level", "is_caller",
     "is_read_only_view", "is_traced", "looks", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
@@ -151,6 +151,10 @@ def is_innermost_transform(leaves: list[Tensor]) -> bool:
 
 
 _unwrap: Callable[[Tensor], Tensor] | None = _find("_C._functorch.get_unwrapped")
+
+#: Function of (tensor, dim, level) that returns the tensor inside a vmap of this level, which maps this dim.
+add_batch_dim: Any = _find("_C._functorch._add_batch_dim")
+
 _batch_dim: Callable[[Tensor], int] | None = _find("_C._functorch.maybe_get_bdim")
 
 

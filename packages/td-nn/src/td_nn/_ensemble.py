@@ -10,8 +10,9 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from td_core import TensorCollection, TensorDict, TensorDictParams, from_modules
+from td_core import StructureError, TensorCollection, TensorDict, TensorDictParams, from_modules
 from td_core.spi import pytree as torch_pytree
 
 from ._dispatch import dispatch
@@ -290,6 +291,11 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
 def _stack_parameters(module: nn.Module, num_copies: int) -> TensorDictParams:
     """Repeat the parameters and buffers of a module along a new first dim; keep tied ones tied."""
     own = TensorDict.from_module(module)
+    for key, leaf in own.items(True, True):
+        if is_lazy(leaf):
+            raise StructureError(
+                f"cannot stack the modules: {key!r} has no shape yet; call the module once before"
+            )
     stacked = from_modules(*[module] * num_copies, lock=False)
     seen: dict[int, Any] = {}
     for key, leaf in own.items(True, True):

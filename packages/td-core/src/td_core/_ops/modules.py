@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from .._collection import Child, Core, make_dense, show_path
 from .._foreach import PLAIN
@@ -31,6 +30,7 @@ from .._writes.check import check_copied
 from .._writes.leaf_names import describe_leaf
 from .._writes.run import Transaction
 from ..errors import KeyPathError, StructureError
+from .lazy_parameters import WITHOUT_SHAPE, stack_without_shapes, take_member
 from .locking import undo_on_exit
 from .shape import same_memory
 
@@ -263,6 +263,9 @@ def from_modules(
 ) -> Any:
     """Stack the parameters of modules of one architecture, for an ensemble under ``vmap``.
 
+    If all modules have parameters without a shape, as those of ``nn.LazyLinear``, the first call of a module under ``vmap``
+    with the result gives them a shape and initialises those of each module.
+
     Args:
         *modules: at least one module.
         as_module: return a :class:`TensorDictParams`.
@@ -272,8 +275,7 @@ def from_modules(
         expand_identical: expand a tensor that all modules share instead of copying it.
 
     Raises:
-        StructureError: the modules' parameters differ in names or shapes, or some have no shape yet, as those of
-            ``nn.LazyLinear`` before the first call.
+        StructureError: the modules' parameters differ in names or shapes.
 
     >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
     TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
@@ -304,17 +306,16 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
     stacked: list[Tensor] = []
     for row in zip(*columns):
         first = row[0]
+        without_shape = stack_without_shapes(row, partial(describe_leaf, items[0], first))
+        if without_shape is not None:
+            stacked.append(without_shape)
+            continue
         if expand_identical and all(leaf is first for leaf in row):
             stacked.append(first.expand(len(row), *first.shape))
             continue
         try:
             value = torch.stack([leaf.detach() if isinstance(leaf, nn.Parameter) else leaf for leaf in row])
         except (RuntimeError, ValueError) as error:
-            if any(map(is_lazy, row)):
-                raise StructureError(
-                    f"cannot stack the modules: {describe_leaf(items[0], first)} has no shape yet; call each module once "
-                    "before, or pass lazy_stack=True, which keeps the modules' own parameters"
-                ) from error
             raise StructureError(
                 f"cannot stack the modules: {describe_leaf(items[0], first)}: {error}"
             ) from error
@@ -429,7 +430,8 @@ class ModuleMixin(Core):
             return _load_into(self, module, swap_dest)
         eager = not torch.compiler.is_compiling() and functorch_level() is None
         pairing = _Pairing(bool(inplace), eager and not preserve_module_state, non_blocking)
-        swap = pairing.read(self, module)
+        node = self if eager or not WITHOUT_SHAPE else self._map(take_member)
+        swap = pairing.read(node, module)
         try:
             pairing.run(eager and preserve_module_state)
             if not return_swap:
