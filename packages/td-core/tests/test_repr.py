@@ -435,6 +435,7 @@ class TestHtml:
             assert part in shown
         assert shown.count("<details") == shown.count("</details>") == 2
         assert "<script" not in shown
+        assert "2.00 KB</span>" in TensorDict({"a": torch.zeros(512)})._repr_html_()  # type: ignore[operator]
 
     def test_html_escapes_keys(self) -> None:
         shown = TensorDict({"<script>alert(1)</script>": {"<b>": 1}})._repr_html_()
@@ -454,8 +455,8 @@ class TestHtml:
         rows = [{"a": 1, "<x>": 1.5}, {"a": 1}, {"a": 1, "y": {"z": True}}]
         shown = wrap(lazy_stack([TensorDict(row) for row in rows]))._repr_html_()
         assert "a: <span" in shown
-        assert shown.count("exclusive_fields of member") == 2
-        first, second = shown.split("exclusive_fields of member 0:")[1].split("exclusive_fields of member 2:")
+        assert shown.count("only in member") == 2
+        first, second = shown.split("only in member 0:")[1].split("only in member 2:")
         assert "&lt;x&gt;: <span" in first and "f32[] cpu" in first
         assert "y: <span" in second and "z: <span" in second and "bool[] cpu" in second
         assert shown.count("<details") == shown.count("</details>")

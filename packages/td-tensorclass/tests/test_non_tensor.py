@@ -278,10 +278,14 @@ class TestNode:
         )
 
     def test_repr_html_escapes_non_tensor_values(self) -> None:
-        td = TensorDict({"a": "<script>", "s": NonTensorStack("p", "q")}, batch_size=[2])
+        values = {"a": "<script>", "s": NonTensorStack("p", "q"), "t": "x" * 99}
+        td = TensorDict(values, batch_size=[2])
         shown = td._repr_html_() + td.get("a")._repr_html_() + td.get("s")._repr_html_()
-        assert shown.count("NonTensorData(data=&lt;script&gt;, batch_size=torch.Size([2])") == 2
+        assert "str &#x27;&lt;script&gt;&#x27;</span>" in shown
+        assert "NonTensorData(data=&lt;script&gt;, batch_size=torch.Size([2])" in shown
+        assert "NonTensorStack [&#x27;p&#x27;, &#x27;q&#x27;]</span>" in shown
         assert shown.count("[&#x27;p&#x27;, &#x27;q&#x27;]") == 2
+        assert "xxx...xxx" in shown and "x" * 40 not in shown
         assert "<script" not in shown
 
     @pytest.mark.parametrize(

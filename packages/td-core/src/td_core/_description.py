@@ -71,20 +71,26 @@ class Description:
     def __iter__(self) -> Iterator[DescriptionRow]:
         return iter(self.rows)
 
-    def __repr__(self) -> str:
+    def _columns(self) -> list[tuple[str, ...]]:
+        """Return the columns that are not empty, each with its head first."""
         table = [_COLUMNS, *(row._cells() for row in self.rows)]
-        shown = [column for column in zip(*table) if any(column[1:]) or column[0] == "key"]
+        return [column for column in zip(*table) if any(column[1:]) or column[0] == "key"]
+
+    def __repr__(self) -> str:
+        shown = self._columns()
         widths = [max(map(len, column)) for column in shown]
         lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in zip(*shown)]
         return "\n".join([f"{self.title}, {show_size(self.nbytes)}", *lines])
 
     def _repr_html_(self) -> str:
         def line(cells: tuple[str, ...], tag: str) -> str:
-            return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+            left = ' style="text-align:left"'
+            return f"<tr>{''.join(f'<{tag}{left}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
-        body = "".join(line(row._cells(), "td") for row in self.rows)
+        head, *rows = zip(*self._columns())
+        body = "".join(line(cells, "td") for cells in rows)
         title = html.escape(f"{self.title}, {show_size(self.nbytes)}")
-        return f"<table><caption>{title}</caption>{line(_COLUMNS, 'th')}{body}</table>"
+        return f"<table><caption>{title}</caption>{line(head, 'th')}{body}</table>"
 
 
 def describe(root: Any) -> Description:

@@ -6,6 +6,7 @@ Printing stacks and copies nothing: a lazy stack is described from its members.
 from __future__ import annotations
 
 import html
+import reprlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from ._buffers import is_stored
 from ._collection import Child, Core, make_dense
 from ._dtypes import SHORT_NAMES
+from ._inspection import show_size
 from ._public_names import LazyFunction
 from ._pytree import leaves_below
 from ._ragged import get_display_shape, merge_shapes
@@ -422,10 +424,10 @@ def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[Any]:
     else:
         head = f"{html.escape(field.key)}:{'' if name == plain.__name__ else f' <b>{name}</b>'}"
         about = [*([_dims(size)] if size else []), *about, _count(fields)]
-    about.append(f"{sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))} bytes")
+    about.append(show_size(sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))))
     pieces = [_summary(head, ", ".join(about), " open" if field is None else ""), *_html_fields(fields, node)]
     for i, member, right in [] if stack is None else stack.exclusive:
-        head = _summary(f"exclusive_fields of member {i}:", _count(right))
+        head = _summary(f"only in member {i}:", _count(right))
         pieces += [f"<li>{head}", *_html_fields(_sort_fields(right, options), member), f"{_END}</li>"]
     return [*pieces, _END]
 
@@ -458,9 +460,18 @@ def _html_entry(entry: Child, node: Core) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Core):
-        return repr(entry)
+        assert isinstance(entry, ReprMixin)
+        name, value = entry._print_entry(), entry._unwrap()
+        return str(name) if isinstance(value, (Tensor, Core)) else f"{name} {_shorten(value)}"
     text = f"{SHORT_NAMES.get(entry.dtype, 'None')}{_tail(entry, node)} {entry.device}"
-    return f"{text}, {entry.numel() * entry.element_size()} bytes" if isinstance(entry, Tensor) else text
+    return f"{text}, {show_size(entry.numel() * entry.element_size())}" if isinstance(entry, Tensor) else text
+
+
+def _shorten(value: object) -> str:
+    """Return the start and the end of the text of a value."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    return short.repr_list(value, short.maxlevel) if isinstance(value, list) else short.repr(value)
 
 
 def _leaves(root: Child) -> list[Tensor]:
