@@ -23,8 +23,15 @@ from ._dtypes import ScalarBeside
 from ._foreach import PLAIN
 from ._keys import suggest_keys
 from ._plans import ShapePlan
-from ._walks import get_path, has_entries, list_holders, walk, walk_levels
-from .errors import BatchSizeError, KeyMismatchError, KeyPathError, KeyThroughLeafError, StructureError
+from ._walks import get_path, has_common_node, has_entries, list_holders, list_state_nodes, walk, walk_levels
+from .errors import (
+    BatchSizeError,
+    CycleError,
+    KeyMismatchError,
+    KeyPathError,
+    KeyThroughLeafError,
+    StructureError,
+)
 from .typing import NO_DEFAULT, Names, NoDefault
 
 if TYPE_CHECKING:
@@ -210,16 +217,6 @@ class Core(ABC):
     def _get_join_entries(self, first: Core, plan: ShapePlan, path: tuple[str, ...]) -> dict[str, Child]:
         """Return the direct entries for a join with nodes of other kinds. Raise StructureError if the kinds cannot be joined."""
         return dict(get_all_entries(self))
-
-    def _write_child(self, key: str, value: Any, *, non_blocking: bool = False) -> None:
-        """Copy a checked value into the existing entry ``key``, in place."""
-        entry = self._children()[key]
-        if isinstance(entry, Tensor):
-            entry.copy_(align_dims(value, entry.ndim, len(self.batch_size)), non_blocking=non_blocking)
-        else:
-            written = entry._index_put((), value, non_blocking=non_blocking)
-            if written is not entry:
-                self._set_child(key, written)
 
     def _unwrap(self) -> Any:
         """Return the result of ``parent[key]`` for this entry: the value of a value node, otherwise the node itself."""
@@ -450,6 +447,20 @@ def check_no_hidden_keys(keys: Sequence[Collection[str]]) -> None:
             f"the members of a lazy stack have different keys, and {hidden}, which some lack, would be lost; select() the "
             "common keys first, or go through the members"
         )
+
+
+def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
+    """Raise CycleError if ``value`` contains ``target`` or, for a lazy stack, if the part for a member contains that member."""
+    inner = target._inner()
+    below = list_state_nodes(value)
+    for node in below:
+        if node is inner:
+            raise CycleError(
+                f"cannot set {show_path(path)}: the value contains the collection it is set into"
+            )
+    if has_common_node(below, list_holders(inner)):
+        for member, part in inner._zip_members(value):
+            check_cycle(member, part, path)
 
 
 def has_lazy_stack(root: Core) -> bool:

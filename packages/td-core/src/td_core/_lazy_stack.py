@@ -36,10 +36,9 @@ from ._ops.uneven import make_empty_like, transform_uneven, uneven_index
 from ._plan_steps import remove_size
 from ._ragged import convert_form, get_member_entry, list_distinct_members, make_ragged_error
 from ._shape_plans import stack_plan
-from ._walks import has_entries, visit
+from ._walks import visit
 from ._writes.members import check_new_members, split_for_members, unbind_members
 from ._writes.run import Transaction
-from ._writes.update import Update
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
@@ -371,15 +370,6 @@ class LazyStackedTensorDict(LazyStackOps):
                 # The value has the stack's batch size, with -1 for uneven dims; each part needs the size of its member.
                 part._change_batch_size(member.batch_size)
         return shares
-
-    def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
-        # Every member checks its part before the first one is written.
-        update = Update(self, inplace=True, non_blocking=non_blocking, strict=True)
-        if isinstance(value, Core) and has_entries(value):
-            update.read({key: value})
-        else:
-            update.add_copy(self, key, value, (key,))
-        update.commit()
 
     def _split_value(self, value: Any) -> list[tuple[Any, Any]]:
         if not isinstance(value, (Tensor, Core)):

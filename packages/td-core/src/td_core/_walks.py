@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -64,6 +65,21 @@ def walk(*nodes: Node) -> Iterator[Node]:
 def list_nested(node: Node) -> list[Node]:
     """Return the nodes directly below: the members of a lazy stack, the entries of any other node that are not leaves."""
     return [child for child in node._tree_children() if not isinstance(child, Tensor)]
+
+
+def list_state_nodes(value: Node) -> list[Node]:
+    """List a collection and all nodes below it; a wrapper is replaced by the node that holds its entries."""
+    results = [value._inner()]
+    for node in results:
+        results.extend(child._inner() for child in list_nested(node))
+    return results
+
+
+def has_common_node(first: list[Node], second: list[Node]) -> bool:
+    """Return True if a node is in both lists."""
+    if torch.compiler.is_compiling():  # torch.compile cannot trace id() of a node
+        return any(a is b for a in first for b in second)
+    return not {*map(id, first)}.isdisjoint(map(id, second))
 
 
 def has_entries(child: Any) -> TypeGuard[TensorCollection]:

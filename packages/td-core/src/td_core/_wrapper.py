@@ -105,9 +105,6 @@ class Wrapper(TensorCollection):
     def _del_child(self, key: str) -> None:
         self._tensordict._del_child(key)
 
-    def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
-        self._tensordict._write_child(key, value, non_blocking=non_blocking)
-
     def _with_batch_size(self, batch_size: torch.Size) -> Any:
         fitted = self._tensordict._with_batch_size(batch_size)
         return self if fitted is self._tensordict else self._wrap(fitted)

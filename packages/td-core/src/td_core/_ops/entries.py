@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
 from torch import Tensor, strided
 
 from .._coerce import build_nested, coerce
@@ -13,6 +12,7 @@ from .._collection import (
     Child,
     Core,
     add_nested,
+    check_cycle,
     get_entry,
     get_parent,
     make_dense,
@@ -33,9 +33,9 @@ from .._mapping_views import (
 )
 from .._ragged import convert_form
 from .._settings import SETTINGS
-from .._walks import has_entries, list_holders, list_nested, visit
-from .._writes.run import is_overlapping
-from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError, StructureError
+from .._walks import has_entries, visit
+from .._writes.update import write_entry
+from ..errors import KeyPathError, KeyThroughLeafError, StructureError, TensorDictError
 from ..typing import NO_DEFAULT, NestedKey
 from .parameter_writes import write_unrecorded
 from .uneven import pair_rows
@@ -469,34 +469,6 @@ def _iter_rows(node: Any, count: int) -> Iterator[Any]:
         yield from node._index(slice(start, start + _TOGETHER)).unbind(0)
 
 
-def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
-    """Raise CycleError if ``value`` contains ``target`` or, for a lazy stack, if the part for a member contains that member."""
-    inner = target._inner()
-    below = list_state_nodes(value)
-    for node in below:
-        if node is inner:
-            raise CycleError(
-                f"cannot set {show_path(path)}: the value contains the collection it is set into"
-            )
-    if _have_a_common_one(below, list_holders(inner)):
-        for member, part in inner._zip_members(value):
-            check_cycle(member, part, path)
-
-
-def _have_a_common_one(first: Sequence[Core], second: Sequence[Core]) -> bool:
-    if torch.compiler.is_compiling():  # torch.compile cannot trace id() of a node
-        return any(a is b for a in first for b in second)
-    return not {*map(id, first)}.isdisjoint(map(id, second))
-
-
-def list_state_nodes(value: Core) -> list[Core]:
-    """List a collection and all nodes below it; a wrapper is replaced by the node that holds its entries."""
-    results = [value._inner()]
-    for node in results:
-        results.extend(child._inner() for child in list_nested(node))
-    return results
-
-
 def _set_new(
     node: Any, path: tuple[str, ...], value: object, prefix: tuple[str, ...], non_blocking: bool
 ) -> None:
@@ -548,13 +520,12 @@ def _write_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: 
             f"cannot write {show_path(path)} in place: it is a {type(held).__name__}, the value a "
             f"{type(value).__name__}; use set() to replace it"
         )
-    if isinstance(held, Tensor) and is_overlapping(held, value):
-        value = value.clone()
     try:
-        node._write_child(last, value, non_blocking=non_blocking)
+        write_entry(node, last, value, path, non_blocking)
     except (RuntimeError, ValueError) as error:
-        kind = LockedError if isinstance(error, LockedError) else StructureError
-        raise kind(f"cannot write {show_path(path)} in place: {error}") from error
+        if isinstance(error, TensorDictError):
+            raise
+        raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
 
 
 def get_default(node: Core, key: NestedKey) -> None:

@@ -35,12 +35,14 @@ from .locking import undo_on_exit
 from .shape import same_memory
 
 #: One write into a module: dict of slots, key, new leaf or value, old content, and role of the slot: "p" parameter, "b" buffer,
-#: "B" buffer of a collection (recognised by its mark), "" any.
-Move = tuple[dict[str, Any], str, Any, Any, str]
+#: "B" buffer of a collection (recognised by its mark), "" any. With the key None, it is one of many parameters, as two dicts.
+Move = tuple[dict[str, Any], str | None, Any, Any, str]
 #: A parameter that becomes a plain attribute or the reverse: the module's ``_parameters``, its ``__dict__``, key, old
 #: content, and True if the parameter becomes an attribute.
 Home = tuple[dict[str, Any], dict[str, Any], str, Any, bool]
 Path = tuple[str, ...]
+
+_PARAMETER = frozenset({nn.Parameter})
 
 
 def _slots(owner: Any) -> tuple[Any, Any, Any]:
@@ -480,7 +482,8 @@ class _Pairing:
         """Check that the module has a slot for each leaf. Return a collection of old contents, cloned if they are copied."""
         swap = make_dense({}, torch.Size())
         self.todo.append((node, module, swap, ()))
-        # By hand: the row `to_module` of benchmarks/ops.py.
+        # Exchange the parameters of a module with one call: the row `to_module` of benchmarks/ops.py.
+        replaces = self.writes is None and not self.plain and not torch.compiler.is_compiling()
         while self.todo:
             node, owner, old, path = self.todo.pop()
             if _is_sharded(owner):
@@ -488,14 +491,10 @@ class _Pairing:
                     f"{type(owner).__name__} is under fully_shard, which keeps its parameters elsewhere too: "
                     "call to_module() with use_state_dict=True"
                 )
-            parameters, entries = _slots(owner)[0], old._children()
-            replaces = self.writes is None and not self.plain and not isinstance(owner, Core)
-            for key, child in dict(node._children()).items():
-                held = parameters.get(key) if replaces and isinstance(child, Tensor) else None
-                if held is not None:
-                    self.moves.append((parameters, key, child, held, "p"))
-                    entries[key] = held
-                    continue
+            children = dict(node._children())
+            if replaces and not isinstance(owner, Core):
+                children = self._add_parameters(owner._parameters, children, old._children())
+            for key, child in children.items():
                 if type(child) in LEAF_KINDS:
                     child = _plain(child._leaves()[0])
                 if isinstance(child, Tensor):
@@ -503,6 +502,21 @@ class _Pairing:
                 else:
                     self._add_node(owner, key, child, old, path)
         return swap
+
+    def _add_parameters(
+        self, slots: dict[str, Any], children: dict[str, Any], old: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Add the writes of the plain leaves of a node, if all replace plain parameters. Return the other entries."""
+        leaves, rest = children, {}
+        if not PLAIN.issuperset(map(type, children.values())):
+            leaves = {key: child for key, child in children.items() if type(child) in PLAIN}
+            rest = {key: child for key, child in children.items() if key not in leaves}
+        held = dict(zip(leaves, map(slots.get, leaves)))
+        if not PLAIN.issuperset(map(type, held.values())):
+            return children
+        self.moves.append((slots, None, leaves, held, "p"))
+        old.update(held)
+        return rest
 
     def _add_leaf(self, owner: Any, key: str, leaf: Tensor, path: Path) -> Tensor:
         """Add the write of a leaf. Return the old content of its slot."""
@@ -554,18 +568,21 @@ class _Pairing:
             return
         _swap_in(self.homes)
         made: dict[Any, Tensor] = {}
-        parameter = nn.Parameter
         for slots, key, value, held, slot in self.moves:
-            # A Parameter in a parameter slot needs no conversion.
-            slots[key] = (
-                value if slot == "p" and type(value) is parameter else _fit(value, held, slot, wrap, made)
-            )
+            if key is not None:
+                slots[key] = _fit(value, held, slot, wrap, made)
+            elif not wrap or _PARAMETER.issuperset(map(type, value.values())):
+                slots.update(value)
+            else:
+                slots.update({name: _fit(leaf, held[name], slot, wrap, made) for name, leaf in value.items()})
 
     def undo(self) -> None:
         """Restore the old contents, in reverse order: a slot of a shared submodule may be written twice."""
         with torch.no_grad():
             for slots, key, _, held, _ in reversed(self.moves):
-                if self.writes is None or not isinstance(held, Tensor):
+                if key is None:
+                    slots.update(held)
+                elif self.writes is None or not isinstance(held, Tensor):
                     slots[key] = held
                 else:
                     slots[key].copy_(held)

@@ -43,7 +43,7 @@ from .._walks import has_entries, visit
 from .._writes.check import check_writable
 from .._writes.pair import try_copy_leaves
 from .._writes.run import Transaction
-from .._writes.update import Update
+from .._writes.update import Update, write_entry
 from ..errors import FormatError, KeyPathError, StructureError
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ class _Load:
         if self.assign:
             if not grows and role(provided) != role(child):
                 provided = in_role(provided.detach(), role(child))
-            self.writes.change(_apply, node, key, provided, True)
+            self.writes.change(_apply, node, key, True, provided)
             return
         nested = child.is_nested or provided.is_nested
         if not (has_same_components(child, provided) if nested else child.shape == provided.shape):
@@ -418,11 +418,8 @@ class _Load:
 
     def _add(self, node: Core, key: str, value: Any) -> None:
         """Add the write of a value, or of a new entry."""
-        assign = self.assign  # a function with a reference to this object, which owns it, would be a cycle
-        if key in node._children():
-            self.writes.write_node(lambda value: _apply(node, key, value, assign), value)
-        else:
-            self.writes.change(_apply, node, key, value, assign)
+        add = self.writes.put_with if key in node._children() else self.writes.change
+        add(_apply, node, key, self.assign, value)
 
 
 def _get_node_values(node: Core, level: _Level) -> Mapping[str, Any]:
@@ -476,7 +473,7 @@ def _find_leaf(node: Core, key: str) -> Tensor | None:
     return result if isinstance(result, Tensor) else None
 
 
-def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
+def _apply(node: Core, key: str, assign: bool, value: Any) -> None:
     """Store an entry of the state dict: a value (in a tuple), a level, or a leaf."""
     held = node._children().get(key)
     if isinstance(value, tuple):
@@ -503,7 +500,7 @@ def _apply_level(node: Core, key: str, held: Any, level: _Level, assign: bool) -
     is_value = isinstance(held, Core) and not has_entries(held)
     # A value that the kind builds when it is read, as a lazy stack does, is written to the members that store it.
     if not assign and is_value and (node._children()[key] is not held or _is_kept(held)):
-        node._write_child(key, built)
+        write_entry(node, key, built, (key,))
     else:
         node._set_child(key, node._schema.adopt(key, built))
 
@@ -560,7 +557,7 @@ def _build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> 
             else _new_leaf(value, node, assign),
         )
     for name, value in _get_values(level).items():
-        _apply(node, name, (value,), assign)
+        _apply(node, name, assign, (value,))
     return node
 
 

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .._arrays import tensors_in
-from .._coerce import NUMBERS, coerce
-from .._collection import Core, add_key_note, get_entry, get_parent, missing_key_error, show_path
+from .._collection import Core, add_key_note, get_entry, get_lead, get_parent, missing_key_error
 from .._foreach import Op, make_op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
@@ -24,14 +22,13 @@ from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ragged import list_distinct_members
 from .._walks import has_entries, visit
-from .._writes.check import check_no_grad
 from .._writes.index import IndexedWrite, check_broadcast, is_basic
 from .._writes.inplace import write_leaves
 from .._writes.members import split_for_members
 from .._writes.pair import try_copy_whole, try_scatter_whole
-from .._writes.run import Transaction, write_at
-from .._writes.update import Update, try_merge
-from ..errors import LockedError, StructureError
+from .._writes.run import Transaction
+from .._writes.update import Update, try_merge, write_entry
+from ..errors import StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, EntryMixin, get_default
 from .key_trees import filter_entries, parse_requested_keys
@@ -115,7 +112,7 @@ class UpdateMixin(EntryMixin):
                 plan.read(input_dict_or_td, keys_to_update)
             if kwargs:
                 plan.read(kwargs, keys_to_update)
-            plan.commit()
+            plan.writes.commit()
         return self
 
     def update_(
@@ -156,7 +153,7 @@ class UpdateMixin(EntryMixin):
                 plan.read(input_dict_or_td, keys_to_update)
             if kwargs:
                 plan.read(kwargs, keys_to_update)
-            plan.commit()
+            plan.writes.commit()
 
         write_unrecorded(self, write)
         return self
@@ -354,50 +351,32 @@ def _try_whole(root: Core, source: Any, clone: bool, inplace: bool, non_blocking
 
 def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool) -> None:
     """Write a value into an existing entry, at an index of that entry."""
-    parent = get_parent(root, path)
+    parent, key = get_parent(root, path), path[-1]
     try:
         entry = get_entry(root, path)
     except StructureError:
         # The entries of the members cannot be stacked, so write to each; the index then covers batch dims only.
-        parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
+        parent._assign(index, {key: value}, non_blocking=non_blocking)
         return
-    if not isinstance(entry, Tensor):
-        try:
-            if (written := entry._index_put(index, value, non_blocking=non_blocking)) is not entry:
-                parent._set_child(path[-1], written)
-        except Exception as error:
-            add_key_note(error, path)
-            raise
+    writes = Transaction(non_blocking)
+    if isinstance(entry, Tensor):
+        # An entry that the kind builds when it is read, as a lazy stack does, is copied, and written back.
+        target = entry if parent._peek_child(key) is entry else entry.clone()
+        size = get_lead(entry, 1) if entry.is_nested else entry.shape
+        IndexedWrite(writes, plan_index(tensors_in(index), size), size).read_leaf(target, value, path, False)
+        writes.commit()
+        if target is not entry:
+            write_entry(parent, key, target, path, non_blocking)
         return
-    changed = entry if parent._peek_child(path[-1]) is entry else entry.clone()
-    check_no_grad(changed, path)
-    index = tensors_in(index)
-    value = _fit_value(value, entry, index, path, non_blocking)
     try:
-        write_at(changed, index, value)
-    except (RuntimeError, TypeError, ValueError) as error:
-        kind = LockedError if isinstance(error, LockedError) else StructureError
-        raise kind(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
-    if changed is not entry:
-        # An entry that the kind builds when it is read, as a lazy stack does, is written back.
-        parent._write_child(path[-1], changed)
-
-
-def _fit_value(value: Any, entry: Tensor, index: Any, path: Path, non_blocking: bool) -> Any:
-    """Convert a value to a number or tensor that torch writes at an index of an entry."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, NUMBERS):
-        return value
-    leaf = value if isinstance(value, Tensor) else coerce(value, torch.Size(), None, path)
-    if not isinstance(leaf, Tensor):
-        raise StructureError(
-            f"cannot write {show_path(path)} at the index {index!r}: it is a tensor, the value a {type(leaf).__name__}"
-        )
-    # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
-    if leaf.device != entry.device or (leaf.dtype != entry.dtype and not is_basic(index)):
-        leaf = leaf.to(entry.device, entry.dtype, non_blocking=non_blocking)
-    return leaf
+        if has_entries(entry):
+            entry._assign(index, value, non_blocking=non_blocking)
+        else:
+            writes.put(parent, key, entry, index, value)
+            writes.commit()
+    except Exception as error:
+        add_key_note(error, path)
+        raise
 
 
 def _list_leaves(root: Any, path: Path) -> list[Tensor]:

@@ -51,24 +51,9 @@ def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
 
 def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> None:
     """Raise StructureError if torch cannot write into an entry, or cannot copy this value into it."""
-    check_no_grad(target, path)
-    check_not_expanded(target, path)
-    check_store(target, path)
-    check_transforms(target, path, value)
-    if value is not None:
-        check_content(target, path, value)
-
-
-def check_content(target: Tensor, path: Path, value: Tensor) -> None:
-    """Raise StructureError if torch cannot copy between the two layouts, or if the value is a meta or quantized tensor."""
-    if value.layout is not target.layout or value.is_nested != target.is_nested:
-        raise StructureError(
-            f"cannot write {show_path(path)} in place: it is {_get_form(target)}, the value {_get_form(value)}; "
-            "use set() to replace it"
-        )
-    if (value.is_meta and not target.is_meta) or (value.is_quantized and not target.is_quantized):
-        what = "on the meta device, and has no content" if value.is_meta else "quantized"
-        raise StructureError(f"cannot write {show_path(path)} in place: the value is {what}")
+    problem = find_problem(target, value) or find_expansion(target)
+    if problem is not None:
+        raise add_path(problem, path)
 
 
 def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
@@ -79,9 +64,7 @@ def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
         check_quantized(value, target, path)
     # The shapes of nested tensors compare as unequal unless they share offsets, so compare components.
     elif not has_same_components(value, target):
-        raise StructureError(
-            f"cannot write {show_path(path)} in place: its components and those of the value have different shapes"
-        )
+        raise add_path(StructureError("its components and those of the value have different shapes"), path)
 
 
 def check_quantized(value: Tensor, target: Tensor, path: Path) -> None:
@@ -90,49 +73,61 @@ def check_quantized(value: Tensor, target: Tensor, path: Path) -> None:
         try:
             target.detach().clone().copy_(value)
         except (RuntimeError, TypeError) as error:
-            raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
+            raise add_path(StructureError(str(error)), path) from error
 
 
-def check_transforms(target: Tensor, path: Path, *operands: object) -> None:
-    """Raise StructureError if a transform of ``torch.func`` refuses to write operands into an entry."""
-    if functorch_level() is None or (refusing := find_refusing_transform(target, operands)) is None:
-        return
-    why = "which maps over the value" if refusing == "vmap" else "which would not record the write"
-    raise StructureError(
-        f"cannot write {show_path(path)} in place: it is from outside of torch.func.{refusing}, {why}; pass the "
-        "collection as an argument, or clone() it inside"
-    )
+def add_path(problem: RuntimeError, path: Path, where: str = "in place") -> RuntimeError:
+    """Return an error with the key of the entry that cannot be written in its message."""
+    return type(problem)(f"cannot write {show_path(path)} {where}: {problem}")
 
 
-def check_store(target: Tensor, path: Path) -> None:
-    """Raise LockedError if an entry is in a store that refuses writes."""
+def find_problem(target: Tensor, value: object = None, *operands: object) -> RuntimeError | None:
+    """Return the error of a write of a value, or of the result of operands, into an entry; None if torch can write it."""
     if type(target) not in PLAIN and (refusal := find_refusal(target)) is not None:
-        raise LockedError(f"cannot write {show_path(path)} in place: {refusal}")
+        return LockedError(refusal)
+    why = _explain_autograd(target) or _explain_transform(target, value, *operands)
+    if why is None and isinstance(value, Tensor):
+        why = _explain_content(target, value)
+    return None if why is None else StructureError(why)
 
 
-def _get_form(leaf: Tensor) -> str:
-    return f"{'a nested tensor' if leaf.is_nested else 'a tensor'} of the layout {leaf.layout}"
-
-
-def check_no_grad(target: Tensor, path: Path) -> None:
-    """Raise StructureError if autograd forbids in-place writes to an entry."""
+def _explain_autograd(target: Tensor) -> str | None:
     if is_sealed(target):
-        raise StructureError(
-            f"cannot write {show_path(path)} in place: it was made under torch.inference_mode(); write under that, or "
+        return "it was made under torch.inference_mode(); write under that, or clone() the collection first"
+    if not (target.requires_grad and torch.is_grad_enabled()):
+        return None
+    base = get_base(target)
+    if target.is_leaf or (base is not None and base.is_leaf):
+        return (
+            f"it is a {'leaf' if base is None else 'view of a leaf'} that requires grad; write under torch.no_grad(), or "
+            "into td.data"
+        )
+    if is_read_only_view(target):
+        return (
+            "it requires grad, and is a view of which autograd lets nobody write, as those of unbind() and split(); "
             "clone() the collection first"
         )
-    if target.requires_grad and torch.is_grad_enabled():
-        base = get_base(target)
-        if target.is_leaf or (base is not None and base.is_leaf):
-            raise StructureError(
-                f"cannot write {show_path(path)} in place: it is a {'leaf' if base is None else 'view of a leaf'} that "
-                "requires grad; write under torch.no_grad(), or into td.data"
-            )
-        if is_read_only_view(target):
-            raise StructureError(
-                f"cannot write {show_path(path)} in place: it requires grad, and is a view of which autograd lets nobody "
-                "write, as those of unbind() and split(); clone() the collection first"
-            )
+    return None
+
+
+def _explain_transform(target: Tensor, *operands: object) -> str | None:
+    if functorch_level() is None or (refusing := find_refusing_transform(target, operands)) is None:
+        return None
+    why = "which maps over the value" if refusing == "vmap" else "which would not record the write"
+    return f"it is from outside of torch.func.{refusing}, {why}; pass the collection as an argument, or clone() it inside"
+
+
+def _explain_content(target: Tensor, value: Tensor) -> str | None:
+    """Return why torch cannot copy between the two layouts, or from a meta or quantized tensor; None if it can."""
+    if value.layout is not target.layout or value.is_nested != target.is_nested:
+        forms = [
+            f"{'a nested tensor' if leaf.is_nested else 'a tensor'} of the layout {leaf.layout}"
+            for leaf in (target, value)
+        ]
+        return f"it is {forms[0]}, the value {forms[1]}; use set() to replace it"
+    if value.is_meta and not target.is_meta:
+        return "the value is on the meta device, and has no content"
+    return "the value is quantized" if value.is_quantized and not target.is_quantized else None
 
 
 def is_sealed(leaf: Tensor) -> bool:
@@ -142,13 +137,13 @@ def is_sealed(leaf: Tensor) -> bool:
     return leaf.is_inference() and not torch.is_inference_mode_enabled()
 
 
-def check_not_expanded(target: Tensor, path: Path) -> None:
-    """Raise StructureError if an entry is expanded."""
-    if is_expanded(target):
-        raise StructureError(
-            f"cannot write {show_path(path)} in place: it is expanded, so several of its elements are one in memory; "
-            "clone() the collection first"
-        )
+def find_expansion(target: Tensor) -> RuntimeError | None:
+    """Return the error of a write into an expanded entry; None if it is not expanded."""
+    if not is_expanded(target):
+        return None
+    return StructureError(
+        "it is expanded, so several of its elements are one in memory; clone() the collection first"
+    )
 
 
 def is_expanded(leaf: Tensor) -> bool:
@@ -159,7 +154,7 @@ def is_expanded(leaf: Tensor) -> bool:
     """
     if leaf.layout is not torch.strided or leaf.is_contiguous() or leaf.is_nested:
         return False
-    return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
+    return 0 in leaf.stride() and any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape))
 
 
 def are_writable(node: Core, leaves: list[Tensor]) -> bool:
@@ -170,7 +165,8 @@ def are_writable(node: Core, leaves: list[Tensor]) -> bool:
     if needs_grad(leaves):
         return False
     if has_passed(node, "leaves", leaves):
-        return True
+        # ``leaf.data = value`` or ``leaf.as_strided_()`` may have expanded a leaf since it passed.
+        return is_all_contiguous(leaves) or not any(map(is_expanded, leaves))
     if not PLAIN.issuperset(map(type, leaves)) or any(map(_IS_NESTED, leaves)):
         return False
     if any(map(_IS_QUANTIZED, leaves)):

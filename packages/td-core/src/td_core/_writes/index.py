@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,15 +17,7 @@ from .._locking import check_unlocked
 from .._torch_private import assert_in_graph
 from .._walks import get_path, has_entries, list_holders, walk_levels
 from ..errors import BatchSizeError, StructureError
-from .check import (
-    check_content,
-    check_fits,
-    check_no_grad,
-    check_not_expanded,
-    check_quantized,
-    check_store,
-    check_transforms,
-)
+from .check import add_path, check_fits, check_quantized, find_expansion, find_problem
 from .leaf_names import rephrase_error
 from .pair import RARELY_SCATTERED
 from .run import Transaction
@@ -112,7 +103,7 @@ class IndexedWrite:
                     entry = {part: entry}
             target = children.get(key)
             if isinstance(target, Tensor):
-                self._read_leaf(target, entry, (*path, key), aligned)
+                self.read_leaf(target, entry, (*path, key), aligned)
             elif target is None:
                 check_unlocked(node, f"make {show_path((*path, key))}")
                 check_keys(node, {key: entry})
@@ -120,7 +111,7 @@ class IndexedWrite:
             else:
                 self._read_node(node, key, target, entry, (*path, key))
 
-    def _read_leaf(self, target: Tensor, entry: Any, path: Path, aligned: bool) -> None:
+    def read_leaf(self, target: Tensor, entry: Any, path: Path, aligned: bool) -> None:
         """Check the value of a leaf; ``aligned``: its first dims are those of the indexed batch."""
         if not isinstance(entry, Tensor):
             entry = self._as_leaf(entry, target, path)
@@ -162,17 +153,12 @@ class IndexedWrite:
 
     def _add(self, target: Tensor, value: object, path: Path) -> None:
         """Add one write into a leaf; for a basic index, into the view that it selects."""
-        check_no_grad(target, path)
+        index = self.index if type(self.index) is tuple else (self.index,)
+        problem = find_problem(target, value, *index)
+        if problem is not None:
+            raise add_path(problem, path)
         if target.layout is not torch.strided:
-            raise StructureError(
-                f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
-            )
-        check_store(target, path)
-        check_transforms(target, path, value, *(self.index if type(self.index) is tuple else (self.index,)))
-        check_store(target, path)
-        check_transforms(target, path, value, *(self.index if type(self.index) is tuple else (self.index,)))
-        if isinstance(value, Tensor):
-            check_content(target, path, value)
+            raise add_path(StructureError(f"its layout, {target.layout}, has no views"), path, "at an index")
         if self.basic:
             try:
                 target = target[self.index]
@@ -182,12 +168,14 @@ class IndexedWrite:
                 check_quantized(value, target, path)
         else:
             _check_scatter(target, path)
-        check_not_expanded(target, path)
+        if (problem := find_expansion(target)) is not None:
+            raise add_path(problem, path)
         self.writes.copy(target, value, path, self.place)
 
     def _add_components(self, target: Tensor, value: object, path: Path) -> None:
         """Add the writes into the components of a nested tensor that the index selects."""
-        check_no_grad(target, path)
+        if (problem := find_problem(target)) is not None:
+            raise add_path(problem, path)
         positions = torch.arange(target.size(0), device=target.device)[self.index]
         if positions.ndim > 1:
             raise StructureError(
@@ -206,7 +194,8 @@ class IndexedWrite:
                 )
         for row, part in zip(rows, values, strict=True):
             if isinstance(part, Tensor):
-                check_content(row, path, part)
+                if (problem := find_problem(row, part)) is not None:
+                    raise add_path(problem, path)
                 check_fits(part, row.shape, path)
             self.writes.copy(row, part, path)
 
@@ -228,8 +217,7 @@ class IndexedWrite:
             )
         if not is_level:
             check_fits(entry, torch.Size((*self.lead, *target.batch_size[self.n :])), path)
-            target._check_index_put(self.index, entry)
-            self.writes.write_node(partial(_put, node, key, target, self.index), entry)
+            self.writes.put(node, key, target, self.index, entry)
         elif stacked:
             self.stacks.append((target, entry))
         else:
@@ -272,19 +260,12 @@ class IndexedWrite:
                 made = entry._with_children(entry._children(), batch_size=size, names=None)
             except BatchSizeError:  # it holds one value per element, so the other positions become None
                 level: Any = coerce(None, size, device, path)
-                self.writes.write_node(partial(_put, node, key, level, self.index), entry)
+                self.writes.put(node, key, level, self.index, entry)
                 return
         else:
             made = _make_empty_like(entry, size, device)
             self.todo.append((made, entry, path, dims))
         self.writes.change(node._set_child, key, made)
-
-
-def _put(node: Core, key: str, target: Core, index: object, value: object) -> None:
-    """Write a value node at an index of another, and store the result if that is a new node."""
-    written = target._index_put(index, value)
-    if written is not target:
-        node._set_child(key, written)
 
 
 def _source_error(value: object) -> StructureError:
@@ -303,7 +284,7 @@ def _check_scatter(target: Tensor, path: Path) -> None:
         try:
             nothing[torch.empty(0, dtype=torch.int64, device="cpu")] = nothing.clone()
         except RuntimeError as error:
-            raise StructureError(f"cannot write {show_path(path)} at positions: {error}") from error
+            raise add_path(StructureError(str(error)), path, "at positions") from error
 
 
 def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | None) -> Any:

@@ -24,12 +24,12 @@ from .._ops.shared_memory import WRITES_ANEW, change_distinct, may_share_memory
 from .._plans import broadcast_shape
 from .._ragged import get_display_shape
 from .._torch_private import functorch_level
-from ..errors import LockedError, StructureError
+from ..errors import StructureError
 from .check import (
+    add_path,
     are_writable,
-    check_no_grad,
-    check_transforms,
-    check_writable,
+    find_expansion,
+    find_problem,
     has_passed,
     have_same_sizes,
     is_all_contiguous,
@@ -86,8 +86,8 @@ def _raise_with_key(
 ) -> NoReturn:
     """Raise an error of torch with the key of the leaf that it is about; ``done``: the leaf that was written last."""
     for leaf in leaves:
-        if leaf.requires_grad:
-            check_no_grad(leaf, find_path(node, leaf))
+        if leaf.requires_grad and (problem := find_problem(leaf)) is not None:
+            raise add_path(problem, find_path(node, leaf))
     _check_dtypes(name, node, this, leaves, operands)
     if PLAIN.issuperset(map(type, leaves)):
         raise error
@@ -98,7 +98,8 @@ def _raise_with_key(
 def _check_transforms(node: Core, leaves: list[Tensor], operands: tuple[object, ...]) -> None:
     if functorch_level() is not None:
         for i, leaf in enumerate(leaves):
-            check_transforms(leaf, find_path(node, leaf), *_get_operands_at(operands, i))
+            if (problem := find_problem(leaf, None, *_get_operands_at(operands, i))) is not None:
+                raise add_path(problem, find_path(node, leaf))
 
 
 def _are_alike(
@@ -106,7 +107,7 @@ def _are_alike(
 ) -> bool:
     """Return True if leaves and operands are writable, plain, of one dtype and device and, row by row, of one shape."""
     dtypes = list(map(_DTYPE, leaves))  # not remembered, since setting .data changes them
-    if has_passed(node, "alike", leaves):
+    if has_passed(node, "alike", leaves) and is_all_contiguous(leaves):
         # Fused kernels check autograd before they write.
         alike = dtypes.count(dtypes[0]) == len(dtypes) and (this.fused is not None or not needs_grad(leaves))
     else:
@@ -167,10 +168,8 @@ def _check_leaves(
     if not (sealed or odd or needs_grad(leaves) or not PLAIN.issuperset(map(type, leaves))):
         return
     for i, leaf in enumerate(leaves):
-        try:
-            check_writable(leaf, ())
-        except (StructureError, LockedError):
-            check_writable(leaf, find_path(node, leaf))
+        if (problem := find_problem(leaf) or find_expansion(leaf)) is not None:
+            raise add_path(problem, find_path(node, leaf))
         if leaf.layout is not torch.strided or leaf.is_nested:
             _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
 

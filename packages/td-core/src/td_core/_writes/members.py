@@ -14,11 +14,10 @@ from .._dim_names import refuse_repeated
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
-from .._ops.entries import list_state_nodes
 from .._ops.uneven import uneven_plans
 from .._plans import compute_coordinates
 from .._shape_plans import unbind_plan
-from .._walks import has_entries, list_holders, visit
+from .._walks import has_entries, list_holders, list_state_nodes, visit
 from ..errors import BatchSizeError, CycleError, StructureError
 from .check import check_fits
 from .index import (

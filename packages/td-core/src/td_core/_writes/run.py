@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS
-from .._collection import copy_leaf, show_path
+from .._collection import Core, copy_leaf, show_path
 from .._foreach import PLAIN, Op, foreach, make_op, order_subclasses_first
 from .._indexing import BoundIndex
 from .._ops.shared_memory import group_overlapping, is_dense, may_share_memory
@@ -33,28 +33,27 @@ class Transaction:
         split: the writes belong to several members of a lazy stack, whose values may be other members.
     """
 
-    __slots__ = ("_changes", "_nodes", "_paths", "_places", "_targets", "_values", "non_blocking", "split")
+    __slots__ = ("_changes", "_copies", "_values", "non_blocking", "split")
 
     def __init__(self, non_blocking: bool = False) -> None:
         self.non_blocking = non_blocking
         self.split = False
-        self._targets: list[Tensor] = []
-        self._values: list[Any] = []
-        self._paths: list[Path] = []
-        self._places: list[BoundIndex | None] = []
-        self._nodes: list[tuple[Callable[[Any], Any], Any]] = []
+        self._copies: list[tuple[Tensor, Any, Path, BoundIndex | None]] = []
+        self._values: list[tuple[Any, ...]] = []
         self._changes: list[tuple[Any, ...]] = []
 
     def copy(self, target: Tensor, value: Any, path: Path, place: BoundIndex | None = None) -> None:
         """Add the copy of a value into a leaf, or into its elements at an index; without one, a number fills the leaf."""
-        self._targets.append(target)
-        self._values.append(value)
-        self._paths.append(path)
-        self._places.append(place)
+        self._copies.append((target, value, path, place))
 
-    def write_node(self, write: Callable[[Any], Any], value: object) -> None:
-        """Add ``write(value)``, which writes a value node. These run first: they may still raise."""
-        self._nodes.append((write, value))
+    def put(self, node: Core, key: str, target: Core, index: object, value: Any) -> None:
+        """Check the write of a value at an index of a value node, the entry ``key`` of another node, and add it."""
+        target._check_index_put(index, value)
+        self.put_with(_put, node, key, target, index, self.non_blocking, value)
+
+    def put_with(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Add a write of a value, the last argument, into a value node. These run first: they may still raise."""
+        self._values.append((function, *arguments))
 
     def change(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Add a change of the structure, which cannot fail. These run last."""
@@ -62,23 +61,25 @@ class Transaction:
 
     def commit(self) -> None:
         """Run the writes: value nodes, leaves, then changes of the structure."""
-        nodes = self._nodes
+        targets = [copy[0] for copy in self._copies]
+        values = [copy[1] for copy in self._copies]
+        calls = self._values
         if self.split:  # clone before the first write, which may change another value
-            self._values = clone_overlapping(self._targets, self._values)
-            nodes = [(write, value._map(copy_leaf)) for write, value in nodes]
-        for write, value in nodes:
-            write(value)
-        if any(place is not None for place in self._places) or any(
-            isinstance(value, NUMBERS) for value in self._values
-        ):
-            for i in order_subclasses_first(self._targets):
-                self._write(self._targets[i], self._values[i], self._places[i], self._paths[i])
+            values = clone_overlapping(targets, values)
+            calls = [
+                (*call, item._map(copy_leaf) if isinstance(item, Core) else item) for *call, item in calls
+            ]
+        for function, *arguments in calls:
+            function(*arguments)
+        if any(place is not None or isinstance(value, NUMBERS) for _, value, _, place in self._copies):
+            for i in order_subclasses_first(targets):
+                self._write(targets[i], values[i], *self._copies[i][2:])
         else:
-            copy_leaves(self._targets, self._values, lambda i: show_path(self._paths[i]), self.non_blocking)
+            copy_leaves(targets, values, lambda i: show_path(self._copies[i][2]), self.non_blocking)
         for function, *arguments in self._changes:
             function(*arguments)
 
-    def _write(self, target: Tensor, value: Any, place: BoundIndex | None, path: Path) -> None:
+    def _write(self, target: Tensor, value: Any, path: Path, place: BoundIndex | None) -> None:
         """Write a tensor or number at an index of a leaf, or into the whole leaf."""
         # torch converts dtype and device when it writes through a view, but not when it writes at an index tensor.
         # It quantizes float32 values only.
@@ -95,6 +96,13 @@ class Transaction:
         except (RuntimeError, TypeError) as error:
             message = f"cannot write {show_path(path)} at an index: {error}"
             raise rephrase_error(error, message) from error
+
+
+def _put(node: Core, key: str, target: Core, index: object, non_blocking: bool, value: object) -> None:
+    """Write into a value node, and store the result if that is a new node."""
+    written = target._index_put(index, value, non_blocking=non_blocking)
+    if written is not target:
+        node._set_child(key, written)
 
 
 def write_at(target: Tensor, index: Any, value: Any) -> None:

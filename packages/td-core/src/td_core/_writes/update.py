@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +14,11 @@ from .._collection import (
     Core,
     add_nested,
     align_dims,
+    check_cycle,
     check_keys,
     concurrent_change_error,
     copy_leaf,
     get_all_entries,
-    has_lazy_stack,
     missing_key_error,
     show_path,
 )
@@ -28,7 +27,6 @@ from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
-from .._ops.entries import check_cycle
 from .._ops.key_trees import filter_entries, parse_requested_keys
 from .._ops.uneven import pair_rows
 from .._walks import has_entries
@@ -48,7 +46,7 @@ class _Through(dict[str, Any]):
 
 
 class Update:
-    """One update: :meth:`read` checks a source and adds its writes to the transaction, :meth:`commit` runs them."""
+    """One update: :meth:`read` checks a source and adds its writes to the transaction ``writes``."""
 
     __slots__ = ("clone", "inplace", "is_leaf", "resize", "root", "strict", "writes")
 
@@ -72,18 +70,15 @@ class Update:
         self.strict = strict
         self.writes = Transaction(non_blocking) if writes is None else writes
 
-    def commit(self) -> None:
-        """Run the writes of all sources."""
-        self.writes.split = self.inplace and has_lazy_stack(self.root)
-        self.writes.commit()
-
-    def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None = None) -> None:
-        """Check the entries of a source under ``keys`` (None for all), and add their writes."""
+    def read(
+        self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None = None, path: Path = ()
+    ) -> None:
+        """Check the entries of a source under ``keys`` (None for all), and add their writes. ``path`` is that of the root."""
         if not _is_node(source):
             raise TypeError(
                 f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
             )
-        todo: list[Level] = [(self.root, source, parse_requested_keys(keys), ())]
+        todo: list[Level] = [(self.root, source, parse_requested_keys(keys), path)]
         while todo:
             # Reverse the list, since todo is a stack: of several values of one key, the last must be written last.
             todo += [*self._read_level(*todo.pop())][::-1]
@@ -95,6 +90,7 @@ class Update:
         if isinstance(source, Core):
             parts = node._split_update(self, source, wanted, path)
             if parts is not None:
+                self.writes.split = True
                 yield from [(member, part, wanted, path) for member, part in parts]
                 return
             size = self._resize(node, source, path)
@@ -102,11 +98,12 @@ class Update:
             # A lazy stack raises for keys that some members lack, so filter the source first.
             shown = source if wanted is None else filter_entries(source, dict.fromkeys(wanted))
             items = get_all_entries(shown)
+        entries = list(_list_requested(items, wanted))
         if not self.inplace:
             check_unlocked(node, f"update {show_path(path)}")
-            check_keys(node, _select(items, wanted))
+            check_keys(node, {key: None for key, _, _ in entries})
         plain = not (self.inplace or node._schema.converts_tensors)
-        for key, value, below in _list_requested(items, wanted):
+        for key, value, below in entries:
             if plain and isinstance(value, Tensor) and type(value) not in WRAPPED:
                 if not aligned:
                     value = coerce(value, size, device, (*path, key), non_blocking=self.writes.non_blocking)
@@ -121,24 +118,24 @@ class Update:
         path = (*prefix, key)
         rows = pair_rows(node, value)
         if rows is not None:
+            self.writes.split = True
             for member, row in rows:
                 self._read_entry(member, key, row, below, prefix, member.batch_size)
             return None
         current = self._find(node, key, prefix)
         _check_through(current, value, path)
-        if self._is_merged(current, value, below):
-            held = node._get_writable(key)
-            if isinstance(held, Tensor):
-                raise concurrent_change_error(node)
-            if self.inplace or not _is_stack_needed(held, value):
-                return held
-            stack = self._make_stack(held, _filter(value, below))
-            self._add_store(node, key, stack, path, size, joins=False)
-            return None
-        value = _filter(value, below)
-        if below is not None and not list(value.keys()):
-            return None
-        if self.inplace and current is not None:
+        held = node._get_writable(key) if self._is_merged(current, value, below) else None
+        if isinstance(held, Tensor):
+            raise concurrent_change_error(node)
+        if held is not None and (self.inplace or not _is_stack_needed(held, value)):
+            return held
+        if below is not None:
+            value = filter_entries(value, below)
+            if not list(value.keys()):
+                return None
+        if held is not None:
+            self._add_store(node, key, self._make_stack(held, value), path, size, joins=False)
+        elif self.inplace and current is not None:
             value = node._schema.convert(key, value)
             if not (isinstance(value, NUMBERS) and isinstance(current, Tensor)):
                 value = coerce(value, size, node.device, path, non_blocking=self.writes.non_blocking)
@@ -194,6 +191,7 @@ class Update:
         for member, part in parts:
             self.add_copy(member, key, part, path)
         if parts:
+            self.writes.split = True
             return
         current = node._get_child(key)
         if isinstance(current, Tensor) and not isinstance(value, Core):
@@ -213,8 +211,7 @@ class Update:
                 f"cannot write {show_path(path)} in place: it is a {type(current).__name__}, the value a "
                 f"{type(value).__name__}; use update() to replace it"
             )
-        current._check_index_put((), value)
-        self.writes.write_node(partial(node._write_child, key, non_blocking=self.writes.non_blocking), value)
+        self.writes.put(node, key, current, (), value)
 
     def _make_stack(self, held: Any, value: Any) -> Any:
         """Convert a dense node to a lazy stack and update its members, since a dense node needs equal members."""
@@ -224,7 +221,7 @@ class Update:
                 part, clone=self.clone, non_blocking=self.writes.non_blocking, is_leaf=self.is_leaf
             )
             update.read(member)
-            update.commit()
+            update.writes.commit()
             return part
 
         return value._map_members(update_part, held)
@@ -257,14 +254,6 @@ def _check_through(current: object, value: object, path: Path) -> None:
         )
 
 
-def _select(items: Mapping[Any, Any], wanted: Any) -> Mapping[Any, Any]:
-    return items if wanted is None else {key: None for key in items if key in wanted}
-
-
-def _filter(value: Any, below: Any) -> object:
-    return value if below is None else filter_entries(value, below)
-
-
 def _list_requested(items: Mapping[Any, Any], wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     """Iterate over the requested entries: key, value, and the requested keys below it. A nested key becomes a dict."""
     for key, value in dict(items).items():
@@ -294,6 +283,16 @@ def _is_stack_needed(held: Any, value: Any) -> bool:
         and not held._schema.converts_tensors
         and held.batch_size == value.batch_size
     )
+
+
+def write_entry(node: Core, key: str, value: object, path: Path, non_blocking: bool = False) -> None:
+    """Copy a value of the form that ``coerce`` returns into an existing entry, in place."""
+    update = Update(node, inplace=True, non_blocking=non_blocking, strict=True)
+    if isinstance(value, Core) and has_entries(value):
+        update.read({key: value}, path=path[:-1])
+    else:
+        update.add_copy(node, key, value, path)
+    update.writes.commit()
 
 
 def try_merge(root: Core, source: object) -> bool:
