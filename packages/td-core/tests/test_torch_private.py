@@ -34,7 +34,7 @@ def test_metadata_guard_detects_each_change_of_leaf(
     if not torch_has_it:
         monkeypatch.setattr(_torch_private, "_find_tested", lambda path, call: None)
     leaves = [torch.zeros(3, 3), torch.ones(2)]
-    same = _torch_private.looks(leaves)
+    same = _torch_private.guard_forms(leaves)
     leaves[0].add_(1)
     with torch.no_grad():
         assert same(*leaves)
@@ -53,7 +53,7 @@ def test_metadata_guard_other_tensor_kind_does_not_match(
     if not torch_has_it:
         monkeypatch.setattr(_torch_private, "_find_tested", lambda path, call: None)
     leaf = torch.zeros(2)
-    same = _torch_private.looks([leaf])
+    same = _torch_private.guard_forms([leaf])
     with torch.inference_mode():
         sealed = torch.zeros(2)
     ragged = torch.nested.nested_tensor([leaf, leaf], layout=torch.jagged)
@@ -102,7 +102,7 @@ def test_forbid_data_pointer_makes_access_raise() -> None:
 
 
 CHANGED = {
-    "_C._dynamo.guards.TensorGuards": lambda: _torch_private.looks([torch.zeros(2)])(torch.ones(2)),
+    "_C._dynamo.guards.TensorGuards": lambda: _torch_private.guard_forms([torch.zeros(2)])(torch.ones(2)),
     "_C._storage_Use_Count": lambda: _torch_private.count_users(torch.UntypedStorage(1)) is None,
     "_nested_view_from_buffer": lambda: torch.equal(
         _torch_private.make_nested_view(

@@ -1,4 +1,4 @@
-"""Leaves that passed the check of a write are remembered on their node; a leaf that no longer passes is found."""
+"""The forms of leaves that passed the check of a write are remembered on their node; a leaf that no longer passes is found."""
 
 from __future__ import annotations
 
@@ -51,9 +51,21 @@ def seal(td: TensorDict) -> None:
         td["c"] = torch.zeros(3, 4)
 
 
-REFUSED: dict[str, tuple[Callable[[TensorDict], None], str]] = {
+def expand_data(td: TensorDict) -> None:
+    td["c"].data = torch.zeros(3, 1).expand(3, 4)  # the same object, of the same shape
+
+
+def seal_data(td: TensorDict) -> None:
+    with torch.inference_mode():
+        td["c"].data = torch.zeros(3, 4)
+
+
+REFUSED: dict[str, tuple[Callable[[TensorDict], object], str]] = {
     "expanded": (expand, "expanded"),
+    "expanded data": (expand_data, "expanded"),
+    "expanded in place": (lambda td: td["c"].as_strided_((3, 4), (1, 0)), "expanded"),
     "inference": (seal, "inference_mode"),
+    "inference data": (seal_data, "inference_mode"),
     "requires grad": (lambda td: td["c"].requires_grad_(), "requires grad"),
 }
 
@@ -146,18 +158,27 @@ def test_write_alternating_collections_equals_torch(write: str) -> None:
         assert (td == expected).all()
 
 
-def test_remember_leaf_deleted_is_forgotten() -> None:
+def test_remember_accepts_tensors_of_equal_forms() -> None:
     td = make(1.0)
     leaves = td._leaves()
     for _ in range(2):
-        remember(td, "leaves", leaves)
-    assert has_passed(td, "leaves", leaves)
-    assert not has_passed(td, "values", leaves)
-    assert not has_passed(td, "leaves", leaves[:2])
-    others = leaves[:1]
-    del td["c"], leaves
-    assert not has_passed(td, "leaves", others)
-    assert td._passed["leaves"][0] == []
+        assert not has_passed(td, "copy", leaves)
+        remember(td, "copy", leaves)
+    assert has_passed(td, "copy", leaves)
+    assert has_passed(td, "copy", [leaf + 1 for leaf in leaves])
+    with torch.no_grad():
+        assert not has_passed(td, "copy", leaves)  # leaves that require grad pass only there
+    for others in (leaves[:2], [*leaves[:2], leaves[0]], [leaf.double() for leaf in leaves], [1, 2, 3]):
+        assert not has_passed(td, "copy", others)
+    assert not has_passed(td, "scatter", leaves)
+
+
+def test_remember_many_forms_keeps_a_few() -> None:
+    td = TensorDict({"a": torch.zeros(64), "b": torch.zeros(64)}, [64])
+    for stop in [*range(1, 64), 5, 5, 5]:
+        td[:stop] = TensorDict({"a": torch.full((stop,), float(stop)), "b": torch.ones(stop)}, [stop])
+        assert len(td._passed) <= 16
+    assert torch.equal(td["a"], torch.tensor([5.0] * 5 + [63.0] * 58 + [0.0]))
 
 
 def test_remember_does_not_keep_leaves_alive() -> None:

@@ -24,7 +24,7 @@ __all__ = [
     "add_batch_dim", "add_safe_name", "assert_in_graph", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
     "find_refusing_transform",
     "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel", "functorch_level", "is_caller",
-    "is_read_only_view", "is_traced", "looks", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
+    "guard_forms", "is_read_only_view", "is_traced", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
     "get_ragged_dim", "get_cached_seqlens", "make_wrapper", "pytree",
     "without_torch_function", "unmap", "unwrap_transforms", "count_users", "wrap_vmap",
 ]  # fmt: skip
@@ -317,10 +317,10 @@ def _guard_one_tensor(guards: Any) -> None:
         raise RuntimeError("it refuses the guarded tensor")
 
 
-def looks(tensors: Iterable[Tensor]) -> Callable[..., bool]:
+def guard_forms(tensors: Iterable[Tensor]) -> Callable[..., bool]:
     """Return a predicate: True if tensors have the class, dtype, device, shape, strides etc. of these tensors.
 
-    >>> looks([torch.zeros(2)])(torch.ones(2)), looks([torch.zeros(2)])(torch.ones(3))
+    >>> guard_forms([torch.zeros(2)])(torch.ones(2)), guard_forms([torch.zeros(2)])(torch.ones(3))
     (True, False)
     """
     # The predicate ignores content and memory, and may be False too often, as for tensors made in inference mode.

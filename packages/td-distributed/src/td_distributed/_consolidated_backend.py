@@ -17,7 +17,7 @@ from torch import Tensor
 from td_core import Encoded, TensorCollection, TensorDict, decode, encode, kinds
 from td_core.errors import StructureError
 from td_core.pickles import Leaves
-from td_core.spi import StorageBackend, expand, lock, looks, parse_json, set_module, walk
+from td_core.spi import StorageBackend, expand, guard_forms, lock, parse_json, set_module, walk
 
 from . import _consolidated_file, _key_paths, _storage
 from ._storage import Layout, Leaf, Span
@@ -48,8 +48,18 @@ class EncodedCache:
     """
 
     __slots__ = (
-        "_addresses", "_leaves", "_rows", "_same_looks", "encoded", "layout", "loses_grad",
-        "planned", "received", "schema", "sent", "spare",
+        "_addresses",
+        "_has_same_forms",
+        "_leaves",
+        "_rows",
+        "encoded",
+        "layout",
+        "loses_grad",
+        "planned",
+        "received",
+        "schema",
+        "sent",
+        "spare",
     )  # fmt: skip
 
     def __init__(self, node: Any, find: Callable[[Sequence[Tensor]], Layout | None]) -> None:
@@ -70,7 +80,7 @@ class EncodedCache:
         if self.layout is None or self.encoded.values or any(leaf.is_nested for leaf in self.encoded.leaves):
             return
         self._leaves = list({id(leaf): leaf for leaf in self.encoded.leaves}.values())
-        self._same_looks = looks(self._leaves)
+        self._has_same_forms = guard_forms(self._leaves)
         self._addresses = list(map(Tensor.data_ptr, self._leaves))
         for item in nodes:
             meta, keys, children = _parts(item)
@@ -96,7 +106,7 @@ class EncodedCache:
                 return False
         return (
             bool(self._rows)
-            and self._same_looks(*self._leaves)
+            and self._has_same_forms(*self._leaves)
             and list(map(Tensor.data_ptr, self._leaves)) == self._addresses
         )
 

@@ -25,7 +25,6 @@ from .._roles import (
     unwrap_parameter,
 )
 from .._torch_private import functorch_level
-from .._walks import has_entries
 from .._writes.check import check_copied
 from .._writes.leaf_names import describe_leaf
 from .._writes.run import Transaction
@@ -40,17 +39,24 @@ Move = tuple[dict[str, Any], str | None, Any, Any, str]
 #: A parameter that becomes a plain attribute or the reverse: the module's ``_parameters``, its ``__dict__``, key, old
 #: content, and True if the parameter becomes an attribute.
 Home = tuple[dict[str, Any], dict[str, Any], str, Any, bool]
+#: The parameters, buffers and submodules of a module; of a collection, the same dict three times.
+Slots = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 Path = tuple[str, ...]
 
+_NO_DIMS = torch.Size()
 _PARAMETER = frozenset({nn.Parameter})
 
 
-def _slots(owner: Any) -> tuple[Any, Any, Any]:
-    """Return the dicts of parameters, buffers and submodules; a collection has one dict for all three."""
+def _open_level(owner: Any) -> tuple[Slots, Any]:
+    """Return the slots of a module or collection, and an empty node for their old content; a value node is returned unchanged."""
     if not isinstance(owner, Core):
-        return owner._parameters, owner._buffers, owner._modules
-    entries = owner._inner()._children()
-    return entries, entries, entries
+        return (owner._parameters, owner._buffers, owner._modules), make_dense({}, _NO_DIMS)
+    entries: Any = owner._inner()._children()
+    if owner._is_value:
+        below = owner
+    else:
+        below = make_dense({}, _NO_DIMS) if owner._members_and_dim() is not None else owner._with_children({})
+    return (entries, entries, entries), below
 
 
 def _plain(leaf: Tensor) -> Tensor:
@@ -59,15 +65,6 @@ def _plain(leaf: Tensor) -> Tensor:
         return leaf
     with torch.enable_grad():
         return leaf.as_subclass(Tensor)
-
-
-def _make_empty_level(owner: Any) -> Any:
-    """Return an empty node for the old content of a module or collection; a value node is returned unchanged."""
-    if isinstance(owner, Core) and not has_entries(owner):
-        return owner
-    if not isinstance(owner, Core) or owner._members_and_dim() is not None:
-        return make_dense({}, torch.Size())
-    return owner._with_children({})
 
 
 def _swap_in(slots: list[Home], undo: bool = False) -> None:
@@ -476,31 +473,32 @@ class _Pairing:
         self.writes = Transaction(non_blocking) if copy else None
         self.moves: list[Move] = []
         self.homes: list[Home] = []
-        self.todo: list[tuple[Any, Any, Any, Path]] = []
+        self.todo: list[tuple[Any, Any, Slots, Any, Path]] = []
 
     def read(self, node: Any, module: nn.Module) -> Any:
         """Check that the module has a slot for each leaf. Return a collection of old contents, cloned if they are copied."""
-        swap = make_dense({}, torch.Size())
-        self.todo.append((node, module, swap, ()))
+        slots, _ = _open_level(module)
+        swap = make_dense({}, _NO_DIMS)
+        self.todo.append((node, module, slots, swap, ()))
         # Exchange the parameters of a module with one call: the row `to_module` of benchmarks/ops.py.
         replaces = self.writes is None and not self.plain and not torch.compiler.is_compiling()
         while self.todo:
-            node, owner, old, path = self.todo.pop()
+            node, owner, slots, old, path = self.todo.pop()
             if _is_sharded(owner):
                 raise StructureError(
                     f"{type(owner).__name__} is under fully_shard, which keeps its parameters elsewhere too: "
                     "call to_module() with use_state_dict=True"
                 )
             children = dict(node._children())
-            if replaces and not isinstance(owner, Core):
-                children = self._add_parameters(owner._parameters, children, old._children())
+            if replaces and slots[0] is not slots[2]:
+                children = self._add_parameters(slots[0], children, old._children())
             for key, child in children.items():
                 if type(child) in LEAF_KINDS:
                     child = _plain(child._leaves()[0])
                 if isinstance(child, Tensor):
-                    old._set_child(key, self._add_leaf(owner, key, child, path))
+                    old._set_child(key, self._add_leaf(owner, slots, key, child, path))
                 else:
-                    self._add_node(owner, key, child, old, path)
+                    self._add_node(owner, slots[2], key, child, old, path)
         return swap
 
     def _add_parameters(
@@ -509,8 +507,9 @@ class _Pairing:
         """Add the writes of the plain leaves of a node, if all replace plain parameters. Return the other entries."""
         leaves, rest = children, {}
         if not PLAIN.issuperset(map(type, children.values())):
-            leaves = {key: child for key, child in children.items() if type(child) in PLAIN}
-            rest = {key: child for key, child in children.items() if key not in leaves}
+            leaves = {}
+            for key, child in children.items():
+                (leaves if type(child) in PLAIN else rest)[key] = child
         held = dict(zip(leaves, map(slots.get, leaves)))
         if not PLAIN.issuperset(map(type, held.values())):
             return children
@@ -518,17 +517,17 @@ class _Pairing:
         old.update(held)
         return rest
 
-    def _add_leaf(self, owner: Any, key: str, leaf: Tensor, path: Path) -> Tensor:
+    def _add_leaf(self, owner: Any, dicts: Slots, key: str, leaf: Tensor, path: Path) -> Tensor:
         """Add the write of a leaf. Return the old content of its slot."""
-        parameters, buffers, modules = _slots(owner)
-        collection = isinstance(owner, Core)
+        parameters, buffers, modules = dicts
+        collection = modules is parameters
         slots, slot = (parameters, "p") if key in parameters else (buffers, "b")
         held = slots.get(key)
         if (self.plain or held is None) and slots is parameters and not collection:
             slots, held = _swap(owner, key, leaf, self.writes is not None, self.plain, self.homes)
             slot = "p" if slots is parameters else ""
         # The entry of a collection may be a node instead of a tensor.
-        if held is None or (not isinstance(held, Tensor) and modules is parameters):
+        if held is None or (collection and not isinstance(held, Tensor)):
             raise KeyPathError(
                 f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
             )
@@ -542,16 +541,17 @@ class _Pairing:
         self.moves.append((slots, key, leaf, held, slot))
         return held  # type: ignore[no-any-return]
 
-    def _add_node(self, owner: Any, key: str, node: Any, old: Any, path: Path) -> None:
+    def _add_node(
+        self, owner: Any, modules: dict[str, Any], key: str, node: Any, old: Any, path: Path
+    ) -> None:
         """Add the pair of a nested collection and a submodule, or the write of a value node."""
-        modules = _slots(owner)[2]
         inner = modules.get(key)
-        below = None if isinstance(inner, Tensor) or inner is None else _make_empty_level(inner)
-        is_level = has_entries(node)
-        if below is not None and has_entries(below) == is_level:
+        is_level = not node._is_value
+        slots, below = ((), None) if inner is None or isinstance(inner, Tensor) else _open_level(inner)
+        if below is not None and below._is_value is not is_level:
             old._set_child(key, below)
             if is_level:
-                self.todo.append((node, inner, below, (*path, key)))
+                self.todo.append((node, inner, slots, below, (*path, key)))
                 return
             self.moves.append((modules, key, node, inner, ""))
             if self.writes is not None:
@@ -578,12 +578,11 @@ class _Pairing:
 
     def undo(self) -> None:
         """Restore the old contents, in reverse order: a slot of a shared submodule may be written twice."""
-        with torch.no_grad():
-            for slots, key, _, held, _ in reversed(self.moves):
-                if key is None:
-                    slots.update(held)
-                elif self.writes is None or not isinstance(held, Tensor):
-                    slots[key] = held
-                else:
-                    slots[key].copy_(held)
+        for slots, key, _, held, _ in reversed(self.moves):
+            if key is None:
+                slots.update(held)
+            elif self.writes is None or not isinstance(held, Tensor):
+                slots[key] = held
+            else:
+                slots[key].detach().copy_(held)
         _swap_in(self.homes, undo=True)

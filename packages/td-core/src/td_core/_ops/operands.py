@@ -107,15 +107,14 @@ def _expand_for_tensor(node: CoreT, name: str, tensor: Tensor) -> CoreT:
 def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:
     """Apply a binary operation in place. Return NotImplemented if ``other`` cannot be an operand."""
     leaves: list[Tensor] = []
-    source = other if type(other) is type(node) and other.batch_size == node.batch_size else None
-    if source is not None:
-        operand: Any = operand_leaves(node, source, leaves)
+    if type(other) is type(node) and other.batch_size == node.batch_size:
+        operand: Any = operand_leaves(node, other, leaves)
     else:
         operand = operand_inplace(node, name, other)
         if operand is NotImplemented:
             return operand  # type: ignore[no-any-return]
         node._flatten_leaves(leaves)
-    write_leaves(name, node, this, leaves, operand, source=source)
+    write_leaves(name, node, this, leaves, operand)
     return node
 
 

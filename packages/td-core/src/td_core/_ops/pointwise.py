@@ -585,9 +585,8 @@ def _ternary(
     if not name.endswith("_"):
         node = _broadcast_batch(node, first, second)
     leaves: list[Tensor] = []
-    source = first if type(first) is type(node) and first.batch_size == node.batch_size else None
-    if source is not None:
-        operands: list[object] = [operand_leaves(node, source, leaves)]
+    if type(first) is type(node) and first.batch_size == node.batch_size:
+        operands: list[object] = [operand_leaves(node, first, leaves)]
     else:
         operands = [check_operand(operand_inplace(node, name, first), name, first)]
         node._flatten_leaves(leaves)
@@ -596,7 +595,7 @@ def _ternary(
         if type(operand) is not list and not (keep_number and i == 1):
             operands[i] = [_number_beside(leaf, operand) for leaf in leaves]
     if name.endswith("_"):
-        write_leaves(name, node, this, leaves, *operands, source=source)
+        write_leaves(name, node, this, leaves, *operands)
         return node
     if any(isinstance(item, Core) and item.batch_size != node.batch_size for item in (first, second)):
         leaves, *operands = align_columns(node, leaves, *operands)

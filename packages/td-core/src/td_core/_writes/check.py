@@ -1,15 +1,16 @@
 """Check a write before the first leaf is written: the conditions under which torch refuses it.
 
 The checks of one leaf raise an error with its key path. The checks of all leaves return False, and then the leaves are
-checked one by one; leaves that passed are remembered on the node, so that the next write only compares identities.
+checked one by one. The node remembers the forms of the tensors that passed: a write of tensors of these forms compares them
+in one call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -18,7 +19,13 @@ from .._buffers import find_refusal
 from .._collection import Core, show_path
 from .._foreach import PLAIN
 from .._nested_components import has_same_components
-from .._torch_private import find_refusing_transform, functorch_level, get_base, is_read_only_view
+from .._torch_private import (
+    find_refusing_transform,
+    functorch_level,
+    get_base,
+    guard_forms,
+    is_read_only_view,
+)
 from ..errors import LockedError, StructureError
 
 Path = tuple[str, ...]
@@ -30,8 +37,10 @@ _IS_META = attrgetter("is_meta")
 _IS_QUANTIZED = attrgetter("is_quantized")
 _STRIDED = {torch.strided}
 
-#: The ids of leaves that passed a check, and weak references whose callbacks clear them.
-_Passed = tuple[list[int], list[ref[Tensor]]]
+#: By key, the guard of the tensors that passed a check; None after the first time.
+_Passed = dict[object, Callable[..., bool] | None]
+#: Number of guards of one node.
+_REMEMBERED = 16
 
 
 def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
@@ -157,43 +166,35 @@ def is_expanded(leaf: Tensor) -> bool:
     return 0 in leaf.stride() and any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape))
 
 
-def are_writable(node: Core, leaves: list[Tensor]) -> bool:
+def are_writable(leaves: list[Tensor]) -> bool:
     """Return True if torch can write all leaves in one call: plain, strided, not nested, quantized, expanded or sealed.
 
     Leaves that require grad are writable only while autograd is off.
     """
-    if needs_grad(leaves):
-        return False
-    if has_passed(node, "leaves", leaves):
-        # ``leaf.data = value`` or ``leaf.as_strided_()`` may have expanded a leaf since it passed.
-        return is_all_contiguous(leaves) or not any(map(is_expanded, leaves))
-    if not PLAIN.issuperset(map(type, leaves)) or any(map(_IS_NESTED, leaves)):
+    if not PLAIN.issuperset(map(type, leaves)) or needs_grad(leaves) or any(map(_IS_NESTED, leaves)):
         return False
     if any(map(_IS_QUANTIZED, leaves)):
         return False
     # A contiguous leaf is not expanded, and is_contiguous() costs a tenth of reading the strides.
-    if not is_all_contiguous(leaves) and any(map(_is_expanded_or_sparse, leaves)):
+    if not is_all_contiguous(leaves) and (not is_all_strided(leaves) or any(map(is_expanded, leaves))):
         return False
     # torch raises for an inference tensor only after it wrote all leaves.
-    if not torch.compiler.is_compiling() and any(map(Tensor.is_inference, leaves)):
-        if not torch.is_inference_mode_enabled():
-            return False
-    remember(node, "leaves", leaves)
-    return True
+    return (
+        torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()
+        or not any(map(Tensor.is_inference, leaves))
+    )
 
 
-def are_copyable(source: object, values: list[Any]) -> bool:
-    """Return True if torch can copy all values of a source into strided leaves in one call, without autograd."""
-    node = source if isinstance(source, Core) else None
-    if node is not None and has_passed(node, "values", values):
-        return not needs_grad(values)
-    if not PLAIN.issuperset(map(type, values)) or needs_grad(values):
-        return False
-    if {*map(_LAYOUT, values)} != _STRIDED or any(map(_IS_META, values)) or any(map(_IS_QUANTIZED, values)):
-        return False
-    if node is not None:
-        remember(node, "values", values)
-    return True
+def are_copyable(values: list[Any]) -> bool:
+    """Return True if torch can copy all values into strided leaves in one call, without autograd."""
+    return (
+        PLAIN.issuperset(map(type, values))
+        and not needs_grad(values)
+        and is_all_strided(values)
+        and not any(map(_IS_META, values))
+        and not any(map(_IS_QUANTIZED, values))
+    )
 
 
 def have_same_sizes(leaves: list[Tensor], values: list[Tensor]) -> bool:
@@ -217,31 +218,41 @@ def is_all_contiguous(leaves: list[Tensor]) -> bool:
         return False
 
 
-def _is_expanded_or_sparse(leaf: Tensor) -> bool:
-    return leaf.layout is not torch.strided or is_expanded(leaf)
+def is_all_strided(leaves: list[Tensor]) -> bool:
+    """Return True if all leaves have the strided layout."""
+    return {*map(_LAYOUT, leaves)} == _STRIDED
 
 
-def has_passed(node: Core, check: str, leaves: list[Tensor]) -> bool:
-    """Return True if these very objects passed the check at an earlier write to this node."""
-    if torch.compiler.is_compiling():
+def has_passed(node: Core, check: str, tensors: list[Any]) -> bool:
+    """Return True if tensors have the forms of some that passed a check at an earlier write to this node."""
+    passed: _Passed | None = getattr(node._inner(), "_passed", None)
+    if not passed or torch.compiler.is_compiling():
         return False
-    passed: dict[str, _Passed] = getattr(node._inner(), "_passed", None) or {}
-    return check in passed and list(map(id, leaves)) == passed[check][0]
+    try:
+        same = passed.get(_make_key(check, tensors))
+        return same is not None and not any(map(_IS_NESTED, tensors)) and same(*tensors)
+    except (AttributeError, RuntimeError):  # an item is not a tensor, or nested
+        return False
 
 
-def remember(node: Core, check: str, leaves: list[Tensor]) -> None:
-    """Record on the node that leaves passed a check, until one of them is deleted; it does not keep them alive."""
+def remember(node: Core, check: str, tensors: list[Tensor]) -> None:
+    """Record on the node that tensors passed a check, from the second time on: many nodes, such as slices, are written once."""
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return  # outside of that mode, the leaves that were made in it do not pass
     holder: Any = node._inner()
-    passed: dict[str, _Passed] | None = getattr(holder, "_passed", None)
-    if passed is not None:
-        ids = list(map(id, leaves))
+    key = _make_key(check, tensors)
+    passed: _Passed | None = getattr(holder, "_passed", None)
+    if passed is None:
+        with suppress(AttributeError):  # a kind of a plugin without the slot
+            holder._passed = {key: None}
+    elif key not in passed:
+        if len(passed) >= _REMEMBERED:
+            passed.clear()
+        passed[key] = None
+    elif len({*map(id, tensors)}) == len(tensors):  # a guard refuses repeated tensors
+        passed[key] = guard_forms(tensors)
 
-        def forget(_: object) -> None:
-            ids.clear()  # a new tensor may get the id of a deleted one
 
-        passed[check] = ids, [ref(leaf, forget) for leaf in leaves]
-        return
-    with suppress(AttributeError):  # a kind of a plugin without the slot
-        holder._passed = {}  # many nodes, such as slices, are written once: record from the second write on
+def _make_key(check: str, tensors: list[Tensor]) -> object:
+    """Return the key under which a node remembers a check: writes of several forms can take turns."""
+    return check, torch.is_grad_enabled(), len(tensors), tensors[0].shape, tensors[-1].dtype

@@ -41,22 +41,21 @@ from .run import has_overlap, is_overlapping
 
 #: What decides, besides the shape, whether torch can combine tensors.
 _FORM = attrgetter("dtype", "device", "layout")
-_DTYPE = attrgetter("dtype")
 _SHAPE = attrgetter("shape")
 
 
-def write_leaves(
-    name: str, node: Core, this: Op, leaves: list[Tensor], *operands: object, source: Core | None = None
-) -> None:
+def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: object) -> None:
     """Apply an operation in place to every leaf. Raise before the first write if it would fail on any leaf.
 
-    If leaves or operands have several dtypes, each combination is first tried on empty tensors. ``source``: the
-    collection whose leaves are the operand.
+    If leaves or operands have several dtypes, each combination is first tried on empty tensors.
     """
-    _check_transforms(node, leaves, operands)
+    if not leaves:
+        return None
+    if functorch_level() is not None:
+        _check_transforms(node, leaves, operands)
     # torch.compile traces with fake tensors, so an error occurs before anything is written.
     compiling = torch.compiler.is_compiling()
-    alike = not compiling and _are_alike(node, this, leaves, operands, source)
+    alike = not compiling and _are_alike(node, leaves, operands)
     if not (compiling or alike):
         this = _check(name, node, this, leaves, operands)
     if this.single not in WRITES_ANEW and (compiling or may_share_memory(leaves, alike)):
@@ -96,51 +95,32 @@ def _raise_with_key(
 
 
 def _check_transforms(node: Core, leaves: list[Tensor], operands: tuple[object, ...]) -> None:
-    if functorch_level() is not None:
-        for i, leaf in enumerate(leaves):
-            if (problem := find_problem(leaf, None, *_get_operands_at(operands, i))) is not None:
-                raise add_path(problem, find_path(node, leaf))
+    for i, leaf in enumerate(leaves):
+        if (problem := find_problem(leaf, None, *_get_operands_at(operands, i))) is not None:
+            raise add_path(problem, find_path(node, leaf))
 
 
-def _are_alike(
-    node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], source: Core | None
-) -> bool:
+def _are_alike(node: Core, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
     """Return True if leaves and operands are writable, plain, of one dtype and device and, row by row, of one shape."""
-    dtypes = list(map(_DTYPE, leaves))  # not remembered, since setting .data changes them
-    if has_passed(node, "alike", leaves) and is_all_contiguous(leaves):
-        # Fused kernels check autograd before they write.
-        alike = dtypes.count(dtypes[0]) == len(dtypes) and (this.fused is not None or not needs_grad(leaves))
-    else:
-        alike = (
-            are_writable(node, leaves)
-            and _is_uniform(node, leaves)
-            and len({*map(id, leaves)}) == len(leaves)
-        )
-        if alike:
-            remember(node, "alike", leaves)
+    tensors = leaves.copy()
     for operand in operands:
         if type(operand) is list:
             if len(operand) != len(leaves):
                 raise concurrent_change_error(node)
-            alike = (
-                alike
-                and _is_uniform(source, operand)
-                and list(map(_DTYPE, operand)) == dtypes
-                and _FORM(operand[0]) == _FORM(leaves[0])
-                and have_same_sizes(leaves, operand)
-            )
-    return alike
-
-
-def _is_uniform(node: Core | None, tensors: list[Tensor]) -> bool:
-    """Return True if tensors are plain and have one dtype, device and layout; remember them on a node."""
-    if node is not None and has_passed(node, "uniform", tensors):
+            tensors += operand
+    if has_passed(node, "alike", tensors):
         return True
-    if not PLAIN.issuperset(map(type, tensors)) or len({*map(_FORM, tensors)}) != 1:
+    if not (are_writable(leaves) and _are_uniform(tensors) and len({*map(id, leaves)}) == len(leaves)):
         return False
-    if node is not None:
-        remember(node, "uniform", tensors)
+    count = len(leaves)
+    if needs_grad(tensors) or not have_same_sizes(leaves * (len(tensors) // count - 1), tensors[count:]):
+        return False
+    remember(node, "alike", tensors)
     return True
+
+
+def _are_uniform(tensors: list[Tensor]) -> bool:
+    return PLAIN.issuperset(map(type, tensors)) and len({*map(_FORM, tensors)}) == 1
 
 
 def _check(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...]) -> Op:

@@ -18,7 +18,15 @@ from .._foreach import PLAIN
 from .._indexing import BoundIndex, IndexPlan
 from .._storage_backends import get_backends
 from .._torch_private import functorch_level, plain_results
-from .check import are_copyable, are_writable, has_passed, have_same_sizes, needs_grad, remember
+from .check import (
+    are_copyable,
+    are_writable,
+    has_passed,
+    have_same_sizes,
+    is_all_contiguous,
+    is_all_strided,
+    remember,
+)
 from .run import try_copy_fused
 
 #: Dtypes for which some versions of torch cannot write at an index tensor or mask.
@@ -37,7 +45,7 @@ def try_copy_whole(
 ) -> bool:
     """Copy all leaves of a collection or dict in one fused call; ``view`` maps a leaf to the view that is written."""
     leaves, values = _pair_leaves(target, source)
-    return len(leaves) > 0 and try_copy_leaves(target, leaves, source, values, non_blocking, view)
+    return try_copy_leaves(target, leaves, source, values, non_blocking, view)
 
 
 def try_copy_leaves(
@@ -49,16 +57,22 @@ def try_copy_leaves(
     view: Callable[[Tensor], Tensor] | None = None,
 ) -> bool:
     """Copy the values of a source into the leaves of a target in one fused call."""
-    if functorch_level() is not None or not (are_writable(target, leaves) and are_copyable(source, values)):
+    if not leaves or functorch_level() is not None:
         return False
     if view is not None:
+        # The element of a sparse leaf is a copy, so a write to it would be lost.
+        if not (is_all_contiguous(leaves) or is_all_strided(leaves)):
+            return False
         try:
             leaves = list(map(view, leaves))
         except RuntimeError:
             return False
-    if not have_same_sizes(leaves, values):
-        return False
-    for item in get_backends(target) if isinstance(source, Core) else ():
+    both = [*values, *leaves]
+    if not has_passed(target, "copy", both):
+        if not (are_writable(leaves) and are_copyable(values) and have_same_sizes(leaves, values)):
+            return False
+        remember(target, "copy", both)
+    for item in get_backends(target) if type(source) is not dict and isinstance(source, Core) else ():
         if item.write(target, source, leaves, values, non_blocking):
             return True
     return try_copy_fused(leaves, values, non_blocking)
@@ -69,7 +83,7 @@ def try_scatter_whole(target: Core, source: object, plan: IndexPlan) -> bool:
     leaves, values = _pair_leaves(target, source)
     if torch.compiler.is_compiling() or functorch_level() is not None or not leaves:
         return False
-    if not _can_scatter(target, leaves, source, values, plan):
+    if not _can_scatter(target, leaves, values, plan):
         return False
     plan.check_range()
     place = BoundIndex(plan.index)
@@ -81,26 +95,24 @@ def try_scatter_whole(target: Core, source: object, plan: IndexPlan) -> bool:
     return True
 
 
-def _can_scatter(
-    node: Core, leaves: list[Tensor], source: Any, values: list[object], plan: IndexPlan
-) -> bool:
+def _can_scatter(node: Core, leaves: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
     """Return True if ``leaf[index] = value`` writes all leaves correctly, or raises so that the general path takes over."""
-    if not has_passed(node, "scatter", leaves):
-        if not are_writable(node, leaves) or not RARELY_SCATTERED.isdisjoint(map(_DTYPE, leaves)):
-            return False
-        remember(node, "scatter", leaves)
-    elif needs_grad(leaves):
+    lead, n, both = plan.lead, plan.n, [*values, *leaves]
+    if has_passed(node, "scatter", both):
+        # The batch dims of these tensors fit each other, so the first pair is enough.
+        return bool(values[0].shape == (*lead, *leaves[0].shape[n:]))
+    if not (are_writable(leaves) and are_copyable(values)):
         return False
-    if not are_copyable(source, values):
+    if not RARELY_SCATTERED.isdisjoint(map(_DTYPE, leaves)):
         return False
     try:
         wanted, given = list(map(_SHAPE, leaves)), list(map(_SHAPE, values))
     except RuntimeError:
         return False  # reading the shape of a strided nested tensor raises
-    lead, n = plan.lead, plan.n
-    if wanted.count(wanted[0]) == len(wanted) and given.count(given[0]) == len(given):
-        return bool(given[0] == (*lead, *wanted[0][n:]))
-    return all(right == (*lead, *left[n:]) for right, left in zip(given, wanted))
+    if any(right != (*lead, *left[n:]) for right, left in zip(given, wanted)):
+        return False
+    remember(node, "scatter", both)
+    return True
 
 
 def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
