@@ -505,7 +505,8 @@ class _Pairing:
         self, slots: dict[str, Any], children: dict[str, Any], old: dict[str, Any]
     ) -> dict[str, Any]:
         """Add the writes of the plain leaves of a node, if all replace plain parameters. Return the other entries."""
-        leaves, rest = children, {}
+        leaves = children
+        rest: dict[str, Any] = {}
         if not PLAIN.issuperset(map(type, children.values())):
             leaves = {}
             for key, child in children.items():
@@ -547,8 +548,9 @@ class _Pairing:
         """Add the pair of a nested collection and a submodule, or the write of a value node."""
         inner = modules.get(key)
         is_level = not node._is_value
-        slots, below = ((), None) if inner is None or isinstance(inner, Tensor) else _open_level(inner)
-        if below is not None and below._is_value is not is_level:
+        found = None if inner is None or isinstance(inner, Tensor) else _open_level(inner)
+        if found is not None and found[1]._is_value is not is_level:
+            slots, below = found
             old._set_child(key, below)
             if is_level:
                 self.todo.append((node, inner, slots, below, (*path, key)))

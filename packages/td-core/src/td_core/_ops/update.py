@@ -26,7 +26,7 @@ from .._writes.index import IndexedWrite, check_broadcast, is_basic
 from .._writes.inplace import write_leaves
 from .._writes.members import split_for_members
 from .._writes.pair import try_copy_whole, try_scatter_whole
-from .._writes.run import Transaction
+from .._writes.run import Transaction, put_value
 from .._writes.update import Update, try_merge, write_entry
 from ..errors import StructureError
 from ..typing import NestedKey
@@ -358,8 +358,8 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
         # The entries of the members cannot be stacked, so write to each; the index then covers batch dims only.
         parent._assign(index, {key: value}, non_blocking=non_blocking)
         return
-    writes = Transaction(non_blocking)
     if isinstance(entry, Tensor):
+        writes = Transaction(non_blocking)
         # An entry that the kind builds when it is read, as a lazy stack does, is copied, and written back.
         target = entry if parent._peek_child(key) is entry else entry.clone()
         size = get_lead(entry, 1) if entry.is_nested else entry.shape
@@ -372,8 +372,7 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
         if has_entries(entry):
             entry._assign(index, value, non_blocking=non_blocking)
         else:
-            writes.put(parent, key, entry, index, value)
-            writes.commit()
+            put_value(parent, key, entry, index, non_blocking, value)
     except Exception as error:
         add_key_note(error, path)
         raise

@@ -49,7 +49,7 @@ class Transaction:
     def put(self, node: Core, key: str, target: Core, index: object, value: Any) -> None:
         """Check the write of a value at an index of a value node, the entry ``key`` of another node, and add it."""
         target._check_index_put(index, value)
-        self.put_with(_put, node, key, target, index, self.non_blocking, value)
+        self.put_with(put_value, node, key, target, index, self.non_blocking, value)
 
     def put_with(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Add a write of a value, the last argument, into a value node. These run first: they may still raise."""
@@ -98,7 +98,7 @@ class Transaction:
             raise rephrase_error(error, message) from error
 
 
-def _put(node: Core, key: str, target: Core, index: object, non_blocking: bool, value: object) -> None:
+def put_value(node: Core, key: str, target: Core, index: object, non_blocking: bool, value: object) -> None:
     """Write into a value node, and store the result if that is a new node."""
     written = target._index_put(index, value, non_blocking=non_blocking)
     if written is not target:

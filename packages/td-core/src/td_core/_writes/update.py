@@ -27,7 +27,7 @@ from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
-from .._ops.key_trees import filter_entries, parse_requested_keys
+from .._ops.key_trees import KeyTree, filter_entries, parse_requested_keys
 from .._ops.uneven import pair_rows
 from .._walks import has_entries
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
@@ -112,7 +112,7 @@ class Update:
                 yield level, value, below, (*path, key)
 
     def _read_entry(
-        self, node: Any, key: str, value: Any, below: object, prefix: Path, size: torch.Size
+        self, node: Any, key: str, value: Any, below: KeyTree | None, prefix: Path, size: torch.Size
     ) -> object:
         """Add the write of one entry, or return the node that it is merged into."""
         path = (*prefix, key)
@@ -254,7 +254,9 @@ def _check_through(current: object, value: object, path: Path) -> None:
         )
 
 
-def _list_requested(items: Mapping[Any, Any], wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+def _list_requested(
+    items: Mapping[Any, Any], wanted: KeyTree | None
+) -> Iterator[tuple[str, Any, KeyTree | None]]:
     """Iterate over the requested entries: key, value, and the requested keys below it. A nested key becomes a dict."""
     for key, value in dict(items).items():
         if type(key) is not str:
