@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from td_core import _temporary_files
 from td_core.spi import NewDirectory, NewFile, lock_directory, read_unreplaced, remove_stale
-from td_core.testing._killed_processes import count_calls, kill_at_call
+from td_core.testing._killed_processes import count_calls, kill_at_call, run_in_child
 
 
 def write_file(path: Path, text: str) -> None:
@@ -247,3 +249,28 @@ def test_lock_directory_lets_one_in(tmp_path: Path) -> None:
 def _enter(path: str, order: list[str]) -> None:
     with lock_directory(path):
         order.append("second")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_fork_in_locked_block_does_not_keep_lock(kind: str, tmp_path: Path) -> None:
+    """Another thread can fork while a save is written; its child can live longer than the save."""
+    fcntl = pytest.importorskip("fcntl")
+    ended = tmp_path / "ended"
+
+    def wait() -> None:
+        while not ended.exists():
+            time.sleep(0.01)
+
+    with ExitStack() as stack:
+        with ExitStack() as block:
+            new = block.enter_context(
+                lock_directory(str(tmp_path)) if kind == "directory" else NewFile(tmp_path / "a")
+            )
+            stack.enter_context(run_in_child(wait))
+            stack.callback(ended.touch)
+            if kind == "file":
+                new.commit()
+        fd = os.open(tmp_path if kind == "directory" else tmp_path / "a", os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the child keeps the lock
+        os.close(fd)

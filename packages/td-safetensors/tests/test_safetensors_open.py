@@ -112,6 +112,7 @@ def test_open_collection_is_read_by_workers(start: str, path: Path) -> None:
         num_workers=1 + (start == "fork"),
         multiprocessing_context=start,
         collate_fn=td_core.collate,
+        timeout=100,  # a worker that hangs would stop the test run
     )
     rows = torch.cat(list(loader))
     assert torch.equal(rows["x"], td["x"])

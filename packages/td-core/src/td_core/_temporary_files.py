@@ -85,7 +85,7 @@ class _Temporary:
     def _close(self) -> None:
         self.temporary, fd, self.fd = "", self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            _unlock_and_close(fd)
 
 
 class NewFile(_Temporary):
@@ -311,7 +311,7 @@ def lock_directory(path: str) -> Iterator[None]:
         _lock(fd)
         yield
     finally:
-        os.close(fd)
+        _unlock_and_close(fd)
 
 
 def sync_directory(path: str) -> None:
@@ -382,3 +382,11 @@ def _lock(fd: int, *, wait: bool = True) -> bool:
     except OSError:
         return False
     return True
+
+
+def _unlock_and_close(fd: int) -> None:
+    # Closing alone would keep the lock if another thread forked meanwhile: the process that it started has the file open too.
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -45,6 +46,9 @@ _OS_CALLS = frozenset(
 )  # fmt: skip
 
 _KILLED = 77
+
+#: Seconds after which a child process that has not ended prints where it is, and ends.
+_LONGEST = 120
 
 
 class WatchedOs:
@@ -114,7 +118,7 @@ def kill_at_os_call(work: Callable[[], Any], number: int, *modules: ModuleType) 
             watch_os(patch, see, *modules)
             work()
 
-    code = os.waitstatus_to_exitcode(os.waitpid(_fork(run), 0)[1])
+    code = _run_forked(run)
     assert code in (0, -signal.SIGKILL), "the save failed in a child process"
     return code != 0
 
@@ -134,7 +138,7 @@ def count_calls(work: Callable[[], object]) -> int:
         work()
         os.write(writer, str(calls).encode())
 
-    code = os.waitstatus_to_exitcode(os.waitpid(_fork(count), 0)[1])
+    code = _run_forked(count)
     os.close(writer)
     with os.fdopen(reader) as file:
         content = file.read()
@@ -157,7 +161,7 @@ def kill_at_call(work: Callable[[], object], number: int) -> None:
         sys.addaudithook(note)
         work()
 
-    code = os.waitstatus_to_exitcode(os.waitpid(_fork(run), 0)[1])
+    code = _run_forked(run)
     assert code in (0, _KILLED), f"the save failed with the exit code {code} before it was killed"
 
 
@@ -182,7 +186,7 @@ def kill_at_size(work: Callable[[], Any], nbytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
         work()
 
-    code = os.waitstatus_to_exitcode(os.waitpid(_fork(run), 0)[1])
+    code = _run_forked(run)
     assert code in (0, -signal.SIGXFSZ), f"the save failed with the exit code {code} before it was killed"
 
 
@@ -206,6 +210,11 @@ def run_in_child(work: Callable[[], object]) -> Iterator[Callable[[], bool]]:
     assert code == 0, "the save failed in a child process; its traceback is in the captured output"
 
 
+def _run_forked(work: Callable[[], object]) -> int:
+    """Run ``work`` in a child process, and return its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(_fork(work), 0)[1])
+
+
 def _fork(work: Callable[[], object]) -> int:
     """Start ``work`` in a child process, and return its process id."""
     if not hasattr(os, "fork"):
@@ -219,6 +228,7 @@ def _fork(work: Callable[[], object]) -> int:
 def _run_and_exit(work: Callable[[], Any]) -> NoReturn:
     """Run ``work``, and end this process without the handlers of the parent, such as those of pytest."""
     code = 1
+    faulthandler.dump_traceback_later(_LONGEST, exit=True)  # a child that hangs would stop the test run
     try:
         torch.set_num_threads(1)  # a forked process has none of the threads that torch started in its parent
         work()
