@@ -151,7 +151,7 @@ def test_failing_call_keeps_old(
 
 
 def test_stale_temporaries_of_the_path_alone_are_removed(tmp_path: Path) -> None:
-    names = [".x.tmp-0123abcd", ".x.tmp-z", ".y.tmp-0123abcd", "x.tmp-0123abcd", ".x.tmp-0123abcdef"]
+    names = [".x.tmp-00000002", ".x.tmp-z", ".y.tmp-0123abcd", "x.tmp-00000000", ".x.tmp-00000000ef"]
     for name in names:
         (tmp_path / name).touch()
     write_file(tmp_path / "x", "text")

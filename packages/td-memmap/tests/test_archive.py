@@ -19,8 +19,8 @@ from torch import Tensor
 import td_memmap
 from td_core import TensorDict, lazy_stack
 from td_core.errors import CodecError, FormatError
+from td_core.spi import NewFile
 from td_memmap import FileTakenError, pack_memmap
-from td_memmap._new_file import NewFile
 
 
 def test_load_archive_returns_saved_values(nest: Any, tmp_path: Path, same: Any) -> None:
@@ -457,23 +457,23 @@ def test_memmap_durable_archive_syncs_before_rename(tmp_path: Path, monkeypatch:
             log.append(os.path.basename(target))
             os.replace(source, target)
 
-    monkeypatch.setattr("td_memmap._fs.os", Watched())
+    monkeypatch.setattr("td_core._temporary_files.os", Watched())
     TensorDict({"a": torch.ones(4)}).memmap(path, durable=True)
     assert log == [os.stat(path).st_size, "save.tdz", "names"]
 
 
 def test_memmap_archive_removes_only_stale_files(tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
-    (tmp_path / ".save.tdz.td-file-00000001").write_text("killed")
-    (tmp_path / ".save.tdz.td-file-mine").write_text("not a stale file")
-    with NewFile(str(path), replace=True) as busy:
+    (tmp_path / ".save.tdz.tmp-00000001").write_text("killed")
+    (tmp_path / ".save.tdz.tmp-mine").write_text("not a stale file")
+    with NewFile(path) as busy:
         TensorDict({"a": torch.ones(4)}).memmap(path)
         assert len(os.listdir(tmp_path)) == 3
-        busy.publish()
-    assert sorted(os.listdir(tmp_path)) == [".save.tdz.td-file-mine", "save.tdz"]
-    (tmp_path / ".save.tdz.td-file-00000001").write_text("killed later")
+        busy.commit()
+    assert sorted(os.listdir(tmp_path)) == [".save.tdz.tmp-mine", "save.tdz"]
+    (tmp_path / ".save.tdz.tmp-00000001").write_text("killed later")
     TensorDict({"a": torch.ones(4)}).memmap(path)
-    assert sorted(os.listdir(tmp_path)) == [".save.tdz.td-file-mine", "save.tdz"]
+    assert sorted(os.listdir(tmp_path)) == [".save.tdz.tmp-mine", "save.tdz"]
 
 
 def test_load_archive_many_leaves_uses_one_mapping(tmp_path: Path) -> None:

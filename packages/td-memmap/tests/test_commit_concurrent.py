@@ -240,9 +240,9 @@ def test_commit_without_file_locks_replaces_save(
     assert has_user_files(prefix)
     # Without locks no process can detect whether these files are in use, so they are kept.
     (tmp_path / ".save.td-new-00000000").mkdir()
-    (tmp_path / ".t.td-file-00000000").touch()
+    (tmp_path / ".t.tmp-00000000").touch()
     rows = TensorDict({"a": torch.ones(1)}, batch_size=[1])
     rows.memmap(prefix)
     append_memmap(prefix, rows)
     MemoryMappedTensor.from_tensor(torch.ones(2), filename=tmp_path / "t")
-    assert sorted(os.listdir(tmp_path)) == [".save.td-new-00000000", ".t.td-file-00000000", "save", "t"]
+    assert sorted(os.listdir(tmp_path)) == [".save.td-new-00000000", ".t.tmp-00000000", "save", "t"]

@@ -254,7 +254,7 @@ def test_from_tensor_existing_file_raises_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t").touch()
-    monkeypatch.setattr("td_memmap._fs.open_new", None)
+    monkeypatch.setattr("td_core.spi.NewFile._create", None)
     with pytest.raises(FileTakenError, match="t exists; pass existsok=True to replace it"):
         MemoryMappedTensor.from_tensor(torch.ones(2), filename=tmp_path / "t")
 
@@ -448,7 +448,7 @@ def test_interpreter_exit_with_mapped_tensor_prints_nothing():
 
 
 def test_from_tensor_removes_stale_files(source: Tensor, tmp_path: Path) -> None:
-    (tmp_path / ".x.td-file-00000000").touch()
+    (tmp_path / ".x.tmp-00000000").touch()
     for existsok in (False, True):
         MemoryMappedTensor.from_tensor(source, filename=tmp_path / "x", existsok=existsok)
     assert os.listdir(tmp_path) == ["x"]

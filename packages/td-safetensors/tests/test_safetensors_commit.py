@@ -151,7 +151,7 @@ def test_save_failing_call_keeps_old_save(
 
 def test_save_removes_stale_temporaries_of_its_name_only(path: Path, td: TensorDict) -> None:
     names = [
-        ".data.safetensors.tmp-0123abcd",
+        ".data.safetensors.tmp-00000000",
         ".data.safetensors.tmp-x",
         ".other.safetensors.tmp-0123abcd",
         "data.tmp",

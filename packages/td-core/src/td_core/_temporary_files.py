@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
+import itertools
 import os
 import re
 import secrets
@@ -28,8 +30,10 @@ ReadT = TypeVar("ReadT")
 #: The most buffers that one call of ``writev`` takes.
 _MAX_BUFFERS = 1000
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-#: The end of the name of a temporary.
+#: The end of the name of a temporary. A save uses the first number that is free.
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{8}\Z")
+#: Stale temporaries are looked for under this many numbers after that of a new one.
+_GAP = 4
 #: The flag of Linux's renameat2 that exchanges two names, and the errors of systems that lack it.
 _EXCHANGE, _AT_CWD = 2, -100
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
@@ -47,20 +51,26 @@ class _Temporary:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # A save through a link replaces what the link refers to.
-        self.path = os.path.realpath(path)
-        folder, name = os.path.split(self.path)
-        remove_stale(folder, name.__eq__)
-        while True:
-            self.temporary = _make_temporary_name(self.path)
-            self.fd = self._create()
+        self.path = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)
+        for number in itertools.count():
+            self.temporary = _name_temporary(self.path, f"{number:08x}")
+            try:
+                self.fd = self._create()
+            except FileExistsError:
+                _remove_if_stale(self.temporary)
+                continue
             try:
                 # Another save can remove the temporary before it is locked.
                 if not _lock(self.fd) or _is_named(self.fd, self.temporary):
-                    return
+                    break
             except BaseException:
                 self.discard()
                 raise
             self._close()
+        for later in range(number + 1, number + 1 + _GAP):
+            name = _name_temporary(self.path, f"{later:08x}")
+            if os.path.lexists(name):
+                _remove_if_stale(name)
 
     def _create(self) -> int:
         raise NotImplementedError
@@ -68,8 +78,10 @@ class _Temporary:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.discard()
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            raise OSError(error.errno, f"cannot write it: {os.strerror(error.errno)}", self.path) from error
 
     def discard(self) -> None:
         """Remove the temporary, unless it is committed."""
@@ -91,7 +103,8 @@ class _Temporary:
 class NewFile(_Temporary):
     """A file that gets its name when it is complete; :meth:`commit` renames it, else the end of the block removes it.
 
-    A file at the path is replaced, and its permissions are kept. A library that opens files by path can write to ``temporary``.
+    A file at the path is replaced, and its permissions are kept; with ``replace=False``, FileExistsError is raised. A library
+    that opens files by path can write to ``temporary``.
 
     Attributes:
         path: the final path, links resolved.
@@ -105,6 +118,12 @@ class NewFile(_Temporary):
     >>> Path("data.bin").read_bytes()
     b'abc'
     """
+
+    def __init__(self, path: str | os.PathLike[str], *, replace: bool = True) -> None:
+        self._replaces = replace
+        if not replace and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+        super().__init__(path)
 
     def _create(self) -> int:
         return os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
@@ -133,7 +152,11 @@ class NewFile(_Temporary):
         _copy_mode(self.path, self.temporary)
         if durable:
             os.fsync(self.fd)
-        os.replace(self.temporary, self.path)
+        if self._replaces:
+            os.replace(self.temporary, self.path)
+        else:
+            os.link(self.temporary, self.path)
+            os.unlink(self.temporary)
         self._finish(durable)
 
 
@@ -199,7 +222,7 @@ def _replace_directory(new: str, path: str) -> bool:
     if _exchange(new, path):
         _remove(new)
         return True
-    aside = f"{_make_temporary_name(path)}{_OLD}"
+    aside = f"{_name_temporary(path, secrets.token_hex(4))}{_OLD}"
     try:
         os.rename(path, aside)
     except FileNotFoundError:
@@ -223,7 +246,7 @@ def _recover(path: str) -> None:
     """Rename back a directory that a killed process had moved aside, if nothing is in its place; else remove it."""
     folder, name = os.path.split(path)
     for item in _list(folder):
-        if item.endswith(_OLD) and _TEMPORARY.sub("", item.removesuffix(_OLD)) == f".{name}":
+        if item.endswith(_OLD) and _TEMPORARY.sub("", item.removesuffix(_OLD)) == _hide(name):
             if os.path.lexists(path):
                 _remove(os.path.join(folder, item))
             else:
@@ -275,7 +298,7 @@ def read_unreplaced(path: str | os.PathLike[str], read: Callable[[], ReadT]) -> 
 def remove_stale(folder: str, is_own: Callable[[str], bool]) -> None:
     """Remove the temporaries that killed saves left in a directory, for the final names that ``is_own`` accepts.
 
-    :class:`NewFile` and :class:`NewDirectory` do this for their path.
+    :class:`NewFile` and :class:`NewDirectory` do this for their path alone.
 
     >>> from pathlib import Path
     >>> Path(".data.bin.tmp-01234567").touch()
@@ -284,16 +307,19 @@ def remove_stale(folder: str, is_own: Callable[[str], bool]) -> None:
     False
     """
     for item in _list(folder):
-        if item[:1] != "." or not _TEMPORARY.search(item) or not is_own(_TEMPORARY.sub("", item)[1:]):
-            continue
-        stale = os.path.join(folder, item)
-        with contextlib.suppress(OSError):
-            fd = os.open(stale, os.O_RDONLY | _BINARY)
-            try:
-                if _lock(fd, wait=False):
-                    _remove(stale)
-            finally:
-                os.close(fd)
+        if item[:1] == "." and _TEMPORARY.search(item) and is_own(_TEMPORARY.sub("", item)[1:]):
+            _remove_if_stale(os.path.join(folder, item))
+
+
+def _remove_if_stale(path: str) -> None:
+    """Remove a temporary, unless it is locked or cannot be removed."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
+        try:
+            if _lock(fd, wait=False):
+                _remove(path)
+        finally:
+            os.close(fd)
 
 
 @contextlib.contextmanager
@@ -339,9 +365,15 @@ def _sync_tree(path: str) -> None:
         sync_directory(folder)
 
 
-def _make_temporary_name(path: str) -> str:
+def _name_temporary(path: str, number: str) -> str:
     folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}.tmp-{secrets.token_hex(4)}")  # as _TEMPORARY
+    return os.path.join(folder, f"{_hide(name)}.tmp-{number}")  # as _TEMPORARY
+
+
+def _hide(name: str) -> str:
+    """Return the beginning of the names of temporaries; a long name is hashed, since file systems allow 255 bytes."""
+    raw = os.fsencode(name)
+    return f".{name if len(raw) <= 200 else hashlib.sha1(raw).hexdigest()}"
 
 
 def _list(folder: str) -> list[str]:

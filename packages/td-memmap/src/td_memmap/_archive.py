@@ -25,7 +25,7 @@ from torch import Tensor
 from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError
 from td_core.plugins.memmap_methods import MemmapOptions, Progress
-from td_core.spi import make_reporter
+from td_core.spi import NewFile, make_reporter
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -37,7 +37,6 @@ from ._load import LoadOptions, Node, Reader, check_metadata, retry_on_replace
 from ._mapped_memory import map_memory, view_elements
 from ._memmap_like import make_load_options, map_same_structure
 from ._meta import find_directory, format_manifest, has_level
-from ._new_file import NewFile
 from ._plan import Plan
 from ._save import plan_save
 from ._save_files import find_save_files
@@ -119,9 +118,7 @@ def _write_atomically(
             "another path"
         )
     _fs.make_directories(os.path.dirname(path))
-    new = NewFile(path, replace=True)
-    new.remove_stale()
-    with new:
+    with NewFile(path) as new:
         with os.fdopen(os.dup(new.fd), "w+b") as file:
             packing = _ArchiveWriter(file, method, level)
             try:
@@ -130,7 +127,7 @@ def _write_atomically(
                 packing.zip.fp = None  # This keeps ZipFile.close() from writing a zip directory.
                 raise
             packing.zip.close()
-        new.publish(durable=durable)
+        new.commit(durable=durable)
 
 
 class _ArchiveWriter:

@@ -31,9 +31,10 @@ from td_core.errors import FormatError
 from . import _file_names, _fs
 from ._errors import FileTakenError
 from ._fs import DirectoryTree, Parts
-from ._new_file import iter_numbered
 from ._save_files import SaveFiles, find_save_files, find_unknown_files
 
+#: iter_numbered() stops after this many free numbers in a row; gaps come from concurrent processes that ended.
+_GAP = 4
 _LITTER = re.compile(r"^\..*\.td-((new|old)-[0-9a-f]{8}|lock)$")
 
 
@@ -462,3 +463,14 @@ def _recover(old: DirectoryTree, now: DirectoryTree, path: Parts) -> bool:
             return _fs.rename_new(there, path[-1], now.fd(path[:-1]), path[-1])
     except (FileNotFoundError, NotADirectoryError, FormatError):
         return False
+
+
+def iter_numbered(dir_fd: int, *starts: str) -> Iterator[str]:
+    """Yield existing names that start with any of ``starts`` and end with a number, up to a gap in the numbers."""
+    gap = 0
+    for number in _file_names.iter_numbers():
+        results = [start + number for start in starts if _fs.is_name(start + number, dir_fd)]
+        yield from results
+        gap = 0 if results else gap + 1
+        if gap == _GAP:
+            return

@@ -124,27 +124,6 @@ def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: object)
     return opener(*name, False), False
 
 
-def open_new(path: str) -> int:
-    """Create a file for reading and writing; raise FileExistsError if the name is taken."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
-
-
-def rename_path(source: str, target: str) -> None:
-    """Rename a file, replacing the target."""
-    os.replace(source, target)
-
-
-def link_path(source: str, target: str) -> None:
-    """Create a hard link; raise FileExistsError if the name is taken."""
-    os.link(source, target)
-
-
-def remove_path(path: str) -> None:
-    """Remove a file if it exists."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
 #: Close a file descriptor.
 close = os.close
 

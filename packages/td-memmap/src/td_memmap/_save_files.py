@@ -23,7 +23,7 @@ from ._meta import LIMIT, FileTree, is_view, is_written
 
 _FIXED = (_file_names.META, *_file_names.SIDECARS)
 #: Names of temporary files that remain if a process is killed while it adds a leaf or writes a value.
-_LITTER = re.compile(rf"{_file_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")
+_LITTER = re.compile(rf"{_file_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.tmp-[0-9a-f]{{8}}")
 _LEAF_ENDINGS = (".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap")
 _OURS = (*_FIXED, _file_names.MANIFEST, _file_names.UNFINISHED_META)
 

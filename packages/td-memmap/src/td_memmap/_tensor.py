@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_storage
 
 from td_core.errors import FormatError
-from td_core.spi import as_dtype, as_tensor, plain_results, set_module
+from td_core.spi import NewFile, as_dtype, as_tensor, plain_results, set_module
 from td_core.typing import DeviceType, DtypeLike
 
 from . import _fs
@@ -30,7 +30,6 @@ from ._anonymous import AnonymousFile, remap_anonymous_storage
 from ._chunks import check_dtype, check_storable, iter_chunks, write_chunks
 from ._errors import FileTakenError, NoFileError
 from ._mapped_memory import FileStorage, map_elements_of
-from ._new_file import NewFile
 from ._shapes import Shape, as_shape, element_count, make_empty, reshape_flat, shape_of, show_shape
 
 
@@ -218,7 +217,7 @@ class MemoryMappedTensor(Tensor):
                     for piece in iter_chunks(content):
                         _fs.write_all(new.fd, piece)
                 result = map_file(new.fd, path, dtype, shape, None, shared=True)
-                new.publish()
+                new.commit()
         except FileExistsError as error:
             raise FileTakenError(f"the file {path} exists; pass existsok=True to replace it") from error
         return result
