@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,18 @@ from ._torch_private import (
 )
 from .errors import LockedError
 from .typing import DeviceType, Source, SourceIndex
+
+ResultT = TypeVar("ResultT")
+
+
+class Operation(Protocol):
+    """An operation of torch as ``__torch_dispatch__`` receives it."""
+
+    _schema: Any
+    tags: Sequence[torch.Tag]
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Run the operation."""
 
 
 @set_module("td_core")
@@ -93,7 +105,7 @@ class StoredTensor(Tensor):
         """Return when everything that was written is in the store."""
         self.source.flush()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """Describe the tensor without reading."""
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         grad = ", requires_grad=True" if self.requires_grad else ""
@@ -104,7 +116,7 @@ class StoredTensor(Tensor):
         """Format the element of a tensor without dims, as a number; describe any other tensor."""
         return format(self.item(), format_spec) if self.ndim == 0 else object.__format__(self, format_spec)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Reduce to the source and the geometry, without reading."""
         geometry = tuple(self.shape), self.stride(), int(self.storage_offset())
         return rebuild_stored_tensor, (type(self), self.source, *geometry, self.device, self.requires_grad)
@@ -121,27 +133,36 @@ class StoredTensor(Tensor):
         )
 
     @staticmethod
-    def __tensor_unflatten__(*parts: Any) -> NoReturn:
+    def __tensor_unflatten__(*parts: object) -> NoReturn:
         """Do nothing: torch looks for this method before it calls ``__tensor_flatten__``."""
         raise NotImplementedError
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls,
+        func: Callable[..., ResultT],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> ResultT:
         """Apply the operations that torch would not pass to ``__torch_dispatch__``."""
         special = _FUNCTIONS.get(func)
         if special is not None:
-            return special(*args, **(kwargs or {}))
+            result: ResultT = special(*args, **(kwargs or {}))
+            return result
         with without_torch_function():
             return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls,
+        func: Operation,
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """View, read or write, as the schema of an operation says."""
-        return _choose(func)(func, args, kwargs or {})
+        return _choose(func)(func, *args, **(kwargs or {}))
 
 
 def _wrap(cls: type, source: Source, twin: Tensor, device: torch.device) -> StoredTensor:
@@ -177,7 +198,7 @@ def rebuild_stored_tensor(
     return view.requires_grad_() if requires_grad else view  # type: ignore[return-value]
 
 
-def read_all(leaves: Iterable[Any]) -> list[Any]:
+def read_all(leaves: Iterable[object]) -> list[Any]:
     """Return the leaves with those in a store read, each of them once."""
     leaves = list(leaves)
     stored = {id(leaf): leaf for leaf in leaves if isinstance(leaf, StoredTensor)}
@@ -185,7 +206,7 @@ def read_all(leaves: Iterable[Any]) -> list[Any]:
     return [results.get(id(leaf), leaf) for leaf in leaves]
 
 
-def as_memory(leaves: Sequence[Tensor]) -> list[Tensor]:
+def as_memory(leaves: Sequence[object]) -> list[Any]:
     """Return the leaves with those in a store read, each of them once; autograd records the reads."""
     # Outside of __torch_dispatch__, autograd must see that a leaf which requires grad is read.
     return read_all(
@@ -258,27 +279,26 @@ def index_together(node: Any, plan: Any) -> Any:
     return result._unflatten([memory.get(id(leaf), leaf) for leaf in leaves])
 
 
-def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _view(func: Operation, view: object, *args: object, **kwargs: object) -> object:
     """Apply a view to the geometry."""
-    view = args[0]
     if not isinstance(view, StoredTensor):  # such as other.view_as(view)
-        return _compute(func, args, kwargs)
-    twins = func(view._twin, *args[1:], **kwargs)
+        return _compute(func, view, *args, **kwargs)
+    twins = func(view._twin, *args, **kwargs)
     if isinstance(twins, Tensor):
         if twins.dtype != view.dtype or twins.is_conj() or twins.is_neg():
-            return StoredTensor(Converted(view, func, args[1:], twins), view.device)
+            return StoredTensor(Converted(view, func, args, twins), view.device)
         return _wrap(type(view), view.source, twins, view.device)
     return [_wrap(type(view), view.source, twin, view.device) for twin in twins]
 
 
-def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _compute(func: Operation, *args: object, **kwargs: object) -> object:
     """Read all operands, each of them once."""
     flat, spec = pytree.tree_flatten((args, kwargs))
     args, kwargs = pytree.tree_unflatten(read_all(flat), spec)
     return func(*args, **kwargs)
 
 
-def _modify(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _modify(func: Operation, *args: object, **kwargs: object) -> object:
     """Apply an operation that writes some of its operands: read, compute, write back."""
     flat, spec = pytree.tree_flatten((args, kwargs))
     written: dict[int, StoredTensor] = {}
@@ -316,48 +336,49 @@ def _write(view: StoredTensor, value: Tensor) -> None:
         write_view(view, value.expand(view.shape))
 
 
-def _fill(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _fill(func: Operation, target: StoredTensor, value: object = 0) -> StoredTensor:
     """Write a number, without reading: ``fill_`` and ``zero_``."""
-    value = read_all(args[1:2] or [0])[0]
-    _write(
-        args[0],
-        torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else args[0].dtype, device="cpu"),
-    )
-    return args[0]
+    (value,) = read_all([value])
+    dtype = None if isinstance(value, Tensor) else target.dtype
+    _write(target, torch.as_tensor(value, dtype=dtype, device="cpu"))
+    return target
 
 
-def _copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _copy(func: Operation, target: Tensor, value: Tensor, non_blocking: bool = False) -> object:
     """Write a tensor, without reading the target: ``copy_``. A large tensor in another store is copied in parts."""
-    target, value = args[:2]
     if not isinstance(target, StoredTensor):
-        return _compute(func, args, kwargs)
+        return _compute(func, target, value, non_blocking)
     if isinstance(value, StoredTensor) and value.source is target.source:
-        value = read_all([value])[0]
+        (value,) = read_all([value])
     _write(target, value)
     return target
 
 
-def _write_each(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Write a list of tensors one by one: ``torch._foreach_copy_``, ``torch._foreach_zero_``."""
-    for target, *values in zip(*args[:2]):
-        target.copy_(*values) if values else target.zero_()
+def _copy_each(func: Operation, targets: Sequence[Tensor], values: Sequence[Tensor], *rest: object) -> None:
+    """Write a list of tensors one by one: ``torch._foreach_copy_``."""
+    for target, value in zip(targets, values):
+        target.copy_(value)
 
 
-def _make_like(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _zero_each(func: Operation, targets: Sequence[Tensor]) -> None:
+    for target in targets:
+        target.zero_()
+
+
+def _make_like(func: Operation, view: Tensor, *args: object, **kwargs: object) -> object:
     """Make a new tensor of the shape, dtype or device of a stored one, without reading."""
-    view = args[0]
     if not isinstance(view, StoredTensor):
-        return _compute(func, args, kwargs)
+        return _compute(func, view, *args, **kwargs)
     device = view.device if kwargs.get("device") is None else kwargs["device"]
-    return func(view._twin, *args[1:], **{**kwargs, "device": device})
+    return func(view._twin, *args, **{**kwargs, "device": device})
 
 
-def _index(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _index(func: Operation, view: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Read at positions or a mask."""
-    view, indices = args
     indices = read_all(indices)
     if not isinstance(view, StoredTensor):
-        return func(view, indices)
+        result: Tensor = func(view, indices)
+        return result
     mapped = _find_mapped(view)
     if mapped is not None:
         return _to_device(view, func(mapped, indices))
@@ -382,12 +403,19 @@ def _find_mapped(view: StoredTensor) -> Tensor | None:
     return mapped.as_strided(view.shape, view.stride(), offset)
 
 
-def _index_put(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _index_put(
+    func: Operation,
+    view: Tensor,
+    indices: Sequence[Tensor | None],
+    value: Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Tensor:
     """Write at positions or a mask."""
-    view, indices, value, accumulate = (*args, False)[:4]
     *indices, value = read_all([*indices, value])
     if not isinstance(view, StoredTensor):
-        return func(view, indices, value, accumulate)
+        result: Tensor = func(view, indices, value, accumulate)
+        return result
     if value.dtype != view.dtype:
         raise RuntimeError(
             f"Index put requires the source and destination dtypes match, got {view.dtype} for the destination and "
@@ -399,27 +427,23 @@ def _index_put(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return view
 
 
-def _index_select(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    view, dim, index = args
+def _index_select(func: Operation, view: Tensor, dim: int, index: Tensor) -> object:
     if not isinstance(view, StoredTensor) or not view.ndim:
-        return _compute(func, args, kwargs)
-    return _index(func, (view, [*[None] * (dim % view.ndim), index.reshape(-1)]), {})
+        return _compute(func, view, dim, index)
+    return _index(func, view, [*[None] * (dim % view.ndim), index.reshape(-1)])
 
 
-def _clone(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    read: Tensor = read_all(args[:1])[0]
-    layout = kwargs.get("memory_format", torch.preserve_format)
-    return read if layout in (None, torch.preserve_format) else read.contiguous(memory_format=layout)
+def _clone(func: Operation, view: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    read: Tensor = read_all([view])[0]
+    if memory_format is None or memory_format is torch.preserve_format:
+        return read
+    return read.contiguous(memory_format=memory_format)
 
 
-def _refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> NoReturn:
+def _refuse(func: Operation, *args: object, **kwargs: object) -> NoReturn:
     raise RuntimeError(
         f"a stored tensor cannot change its shape or memory in place ({func._schema.name}); clone() reads it into memory"
     )
-
-
-def _get_first(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return args[0]
 
 
 #: Operations that write random numbers without reading what they overwrite.
@@ -440,7 +464,7 @@ _RANDOM = frozenset(
 _NEW = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
 
 #: The operations that do not follow from the schema: what they read or write is less than all of their operands.
-_OPERATIONS: dict[str, Callable[..., Any]] = {
+_OPERATIONS: dict[str, Callable[..., object]] = {
     "aten::index": _index,
     "aten::index_select": _index_select,
     "aten::index_put_": _index_put,
@@ -449,18 +473,18 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "aten::fill_": _fill,
     "aten::zero_": _fill,
     "aten::clone": _clone,
-    "aten::_foreach_copy_": _write_each,
-    "aten::_foreach_zero_": _write_each,
-    "aten::detach_": _get_first,
-    "aten::is_pinned": lambda func, args, kwargs: False,
-    "aten::is_same_size": lambda func, args, kwargs: args[0].shape == args[1].shape,
+    "aten::_foreach_copy_": _copy_each,
+    "aten::_foreach_zero_": _zero_each,
+    "aten::detach_": lambda func, view: view,
+    "aten::is_pinned": lambda func, view, device=None: False,
+    "aten::is_same_size": lambda func, view, other: view.shape == other.shape,
     **dict.fromkeys((f"aten::{name}_like" for name in _NEW), _make_like),
     **dict.fromkeys((f"aten::new_{name}" for name in (*_NEW, "empty_strided")), _make_like),
     **dict.fromkeys(("aten::set_", "aten::resize_", "aten::resize_as_"), _refuse),
 }
 
 
-def _choose(func: Any) -> Callable[..., Any]:
+def _choose(func: Operation) -> Callable[..., object]:
     """Return what runs an operation: an entry of the table, or what the aliases in its schema say."""
     schema = func._schema
     if schema.name in _OPERATIONS:
@@ -475,7 +499,9 @@ def _choose(func: Any) -> Callable[..., Any]:
 class Converted:
     """Source of a view with another dtype, or a conjugate view: it reads another stored tensor, and cannot be written."""
 
-    def __init__(self, view: StoredTensor, func: Any, arguments: Sequence[Any], twin: Tensor) -> None:
+    def __init__(
+        self, view: StoredTensor, func: Operation, arguments: Sequence[object], twin: Tensor
+    ) -> None:
         self.view, self.func, self.arguments = view, func, arguments
         self.shape, self.dtype = twin.shape, twin.dtype
         self.refusal = (
@@ -501,7 +527,7 @@ class Converted:
 
 
 def _refuse_memory(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(self: object, *args: object, **kwargs: object) -> NoReturn:
         raise RuntimeError(
             f"a stored tensor has no memory, so {name} is not possible: its elements are in a "
             f"{type(getattr(self, 'source', self)).__name__}; clone() reads them into memory"
@@ -510,36 +536,32 @@ def _refuse_memory(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _in_memory(method: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self, *args = as_memory([self, *args])  # type: ignore[assignment]
-        return method(self, *args, **kwargs)
+def _in_memory(method: Callable[..., ResultT]) -> Callable[..., ResultT]:
+    return lambda self, *args, **kwargs: method(*as_memory([self, *args]), **kwargs)
+
+
+def _change_in_memory(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(self: Tensor, *args: Tensor) -> Tensor:
+        changed = method(*as_memory([self, *args]))
+        return self.copy_(changed) if isinstance(self, StoredTensor) else changed
 
     return call
 
 
-def _change_in_memory(method: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any) -> Any:
-        if not isinstance(self, StoredTensor):
-            return method(self, *as_memory(args))
-        return self.copy_(method(*as_memory([self, *args])))
-
-    return call
-
-
-def _get_item(self: Any, index: Any) -> Any:
+def _get_item(self: Tensor, index: object) -> Tensor:
     """Index a tensor; take rows of mapped memory directly."""
     with without_torch_function():
         if type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64:
-            mapped = _find_mapped(self) if isinstance(self, StoredTensor) and not self.requires_grad else None
-            if mapped is not None:
+            if isinstance(self, StoredTensor) and not self.requires_grad:
+                mapped = _find_mapped(self)
                 # index_select is faster, but supports no negative positions, and its errors do not name the position.
                 with contextlib.suppress(IndexError, RuntimeError):
-                    return _to_device(self, mapped.index_select(0, index))
-        return Tensor.__getitem__(self, index)
+                    if mapped is not None:
+                        return _to_device(self, mapped.index_select(0, index))
+        return Tensor.__getitem__(self, index)  # type: ignore[index]
 
 
-def _to(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+def _to(self: Any, *args: object, **kwargs: Any) -> Tensor:
     """Read if a device is given, even if it is the same one: to() with a device means its memory."""
     given = [*args[:1], kwargs.get("device"), kwargs.get("other")]
     if any(isinstance(item, (torch.device, str, int, Tensor)) for item in given):
@@ -547,8 +569,8 @@ def _to(self: Any, *args: Any, **kwargs: Any) -> Tensor:
             torch.device(item) for item in given if isinstance(item, (torch.device, str))
         ]:
             return self._twin.to(*args, **kwargs)  # type: ignore[no-any-return]
-        self, *args = as_memory([self, *args])  # type: ignore[assignment]
-        return self.to(*args, **kwargs)  # type: ignore[no-any-return]
+        self, *rest = as_memory([self, *args])
+        return self.to(*rest, **kwargs)  # type: ignore[no-any-return]
     with without_torch_function():
         return self.to(*args, **kwargs)  # type: ignore[no-any-return]
 
@@ -556,7 +578,7 @@ def _to(self: Any, *args: Any, **kwargs: Any) -> Tensor:
 _DATA: Any = Tensor.data
 
 #: Functions that torch implements without the dispatcher, or that return the tensor itself where memory is wanted.
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+_FUNCTIONS: dict[object, Callable[..., Any]] = {
     Tensor.__getitem__: _get_item,
     Tensor.to: _to,
     **{

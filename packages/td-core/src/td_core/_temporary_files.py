@@ -418,7 +418,9 @@ def _lock(fd: int, *, wait: bool = True) -> bool:
 
 def _unlock_and_close(fd: int) -> None:
     # Closing alone would keep the lock if another thread forked meanwhile: the process that it started has the file open too.
-    if fcntl is not None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
+    try:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ _JSON = (str, float, bool, type(None), list)
 
 _DEVICE = re.compile(r"[a-z]+(:[0-9]{1,4})?\Z")
 _ARRAY_DTYPE = re.compile(r"[<>|]([biufcSU][0-9]{1,9}|[mM]8(\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?)\Z")
+
+
+ValueT = TypeVar("ValueT")
 
 
 @set_module("td_core")
@@ -134,30 +137,32 @@ class Values:
 VALUES = Values()
 
 
-def _exactly(cls: type, value: object) -> Any:
+def _exactly(cls: type[ValueT], value: object) -> ValueT:
     if type(value) is not cls:
         raise TypeError(f"expected {cls.__name__}, found {type(value).__name__}")
     return value
 
 
-def _items(value: Any, *types: type) -> list[Any]:
+def _items(value: object, *types: type) -> list[Any]:
     """Check that a value is a list whose items have exactly these types, and return it."""
-    if len(_exactly(list, value)) != len(types):
-        raise ValueError(f"expected {len(types)} items, found {len(value)}")
-    return [_exactly(cls, item) for cls, item in zip(types, value, strict=True)]
+    items = _exactly(list, value)
+    if len(items) != len(types):
+        raise ValueError(f"expected {len(types)} items, found {len(items)}")
+    return [_exactly(cls, item) for cls, item in zip(types, items, strict=True)]
 
 
-def _load_pairs(value: object) -> dict[Any, Any]:
+def _load_pairs(value: object) -> dict[object, object]:
     pairs = [_exactly(list, pair) for pair in _exactly(list, value)]
-    loaded = dict(pairs)
+    loaded: dict[object, object] = dict(map(tuple, pairs))
     if len(loaded) != len(pairs):
         raise ValueError("duplicate key")
     return loaded
 
 
-def _load_set(value: Any) -> set[Any]:
-    loaded = set(_exactly(list, value))
-    if len(loaded) != len(value):
+def _load_set(value: object) -> set[object]:
+    items = _exactly(list, value)
+    loaded = set(items)
+    if len(loaded) != len(items):
         raise ValueError("duplicate item")
     return loaded
 
@@ -175,10 +180,10 @@ def _from_text(value: object) -> bytes:
     return base64.b64decode(_exactly(str, value), validate=True)
 
 
-def _load_int(value: Any) -> int:
-    if not re.match(r"-?0x[0-9a-f]+\Z", _exactly(str, value)):
+def _load_int(value: object) -> int:
+    if not re.match(r"-?0x[0-9a-f]+\Z", text := _exactly(str, value)):
         raise ValueError("not a hexadecimal integer")
-    return int(value, 16)
+    return int(text, 16)
 
 
 def _dump_moment(value: datetime | time) -> list[object] | str:
@@ -188,7 +193,7 @@ def _dump_moment(value: datetime | time) -> list[object] | str:
 
 
 def _load_moment(cls: type[datetime] | type[time]) -> Callable[[object], datetime | time]:
-    def load(value: Any) -> datetime | time:
+    def load(value: object) -> datetime | time:
         if type(value) is list:
             text, fold = _items(value, str, int)
             return cls.fromisoformat(text).replace(fold=fold)
@@ -207,16 +212,16 @@ def _dump_class(value: type) -> str:
     return value.__name__
 
 
-def _load_class(value: Any) -> type:
-    if _exactly(str, value) not in CONTAINERS:
+def _load_class(value: object) -> type:
+    if (name := _exactly(str, value)) not in CONTAINERS:
         raise ValueError(f"none of the classes {list(CONTAINERS)}")
-    return CONTAINERS[value]
+    return CONTAINERS[name]
 
 
-def _load_device(value: Any) -> torch.device:
-    if not _DEVICE.match(_exactly(str, value)):
+def _load_device(value: object) -> torch.device:
+    if not _DEVICE.match(name := _exactly(str, value)):
         raise ValueError("not the name of a device")
-    return torch.device(value)
+    return torch.device(name)
 
 
 def _load_dtype(value: object) -> torch.dtype:
@@ -226,10 +231,11 @@ def _load_dtype(value: object) -> torch.dtype:
     return dtype
 
 
-def _load_size(value: Any) -> torch.Size:
-    if any(not -(2**63) <= _exactly(int, item) < 2**63 for item in _exactly(list, value)):
+def _load_size(value: object) -> torch.Size:
+    sizes = [_exactly(int, item) for item in _exactly(list, value)]
+    if any(not -(2**63) <= size < 2**63 for size in sizes):
         raise ValueError("a size of more than 64 bits")
-    return torch.Size(value)
+    return torch.Size(sizes)
 
 
 def _dump_array(value: np.ndarray[Any, Any]) -> list[object]:
@@ -261,7 +267,7 @@ def _load_array(value: object) -> np.ndarray[Any, Any]:
 def _scalar(cls: type, dump: Callable[[Any], object], accepts: type) -> LeafSerializer:
     """Build the serializer of a NumPy scalar type; ``accepts`` is the type that ``dump`` returns."""
 
-    def load(value: object) -> Any:
+    def load(value: object) -> object:
         with np.errstate(over="ignore"):
             scalar = cls(_exactly(accepts, value))
         if dump(scalar) != value and value == value:
@@ -272,10 +278,10 @@ def _scalar(cls: type, dump: Callable[[Any], object], accepts: type) -> LeafSeri
 
 
 def _complex(cls: Any, part: type, accepts: type) -> LeafSerializer:
-    def dump(value: Any) -> list[Any]:
+    def dump(value: Any) -> list[object]:
         return [accepts(value.real), accepts(value.imag)]
 
-    def load(value: object) -> Any:
+    def load(value: object) -> object:
         real, imag = _items(value, accepts, accepts)
         scalar = np.empty((), cls)
         with np.errstate(over="ignore"):
@@ -287,10 +293,10 @@ def _complex(cls: Any, part: type, accepts: type) -> LeafSerializer:
 
 
 def _time64(cls: Any) -> LeafSerializer:
-    def dump(value: Any) -> list[Any]:
+    def dump(value: Any) -> list[object]:
         return [*np.datetime_data(value.dtype), int(value.view("i8"))]
 
-    def load(value: object) -> Any:
+    def load(value: object) -> object:
         unit, count, ticks = _items(value, str, int, int)
         if unit == "generic":
             return cls("NaT") if ticks == -(2**63) else cls(ticks)

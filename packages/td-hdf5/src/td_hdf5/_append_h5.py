@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import h5py
@@ -141,10 +140,6 @@ def _grow(location: Location, leaves: list[tuple[str, Any]], count: int) -> None
                 write_part(dataset, value, (slice(start, start + count, 1), *(slice(0, n, 1) for n in rest)))
             header["arrays"][name][1][0] = start + count
         h5py.h5f.flush(h5py.h5i.get_file_id(file))
-        for size in _list_sizes(header):
-            size[0] += count
+        for row in header["nodes"]:
+            row["meta"]["batch_size"][0] += count
         write_header(file, header)
-
-
-def _list_sizes(header: Any) -> Iterator[list[int]]:
-    return (row["meta"]["batch_size"] for row in header["nodes"])

@@ -174,9 +174,9 @@ def read_part(dataset: Any, part: Sequence[slice], dtype: torch.dtype) -> Tensor
     result = torch.empty(shape, dtype=dtype)
     if part:
         memory, space = _select(dataset, part)
-        dataset.read(memory, space, result.numpy(), _get_memory_type(dtype))
+        dataset.read(memory, space, result.numpy(), _TYPES[dtype])
     else:
-        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, result.numpy(), _get_memory_type(dtype))
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, result.numpy(), _TYPES[dtype])
     return result
 
 
@@ -197,7 +197,7 @@ def read_positions(
         starts[dim], counts[dim] = first, last - first + 1
         space.select_hyperslab(tuple(starts), tuple(counts), steps, op=h5py.h5s.SELECT_OR)
     result = torch.empty(shape, dtype=dtype)
-    dataset.read(h5py.h5s.create_simple(tuple(shape)), space, result.numpy(), _get_memory_type(dtype))
+    dataset.read(h5py.h5s.create_simple(tuple(shape)), space, result.numpy(), _TYPES[dtype])
     return result
 
 
@@ -208,14 +208,10 @@ def _select(dataset: Any, part: Sequence[slice]) -> tuple[Any, Any]:
     return h5py.h5s.create_simple(counts), space
 
 
-def _get_memory_type(dtype: torch.dtype) -> Any:
-    return _TYPES[dtype]
-
-
 def read_whole(dataset: Any, target: Tensor) -> None:
     """Read a dataset into a contiguous CPU tensor of its shape."""
     if target.numel():
-        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, target.numpy(), _get_memory_type(target.dtype))
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, target.numpy(), _TYPES[target.dtype])
 
 
 def find_array(file: Any, name: str, path: str, wanted: Array | None = None) -> tuple[Any, Array]:
@@ -329,7 +325,7 @@ def read_header(file: Any, path: str) -> Any:
     Raises:
         FormatError: the header is damaged.
     """
-    try:
+    with convert_errors(f"{path}: the td header"):
         root = h5py.h5g.open(file, b".")
         if not h5py.h5a.exists(root, b"td.0"):
             return None
@@ -340,10 +336,6 @@ def read_header(file: Any, path: str) -> Any:
         if checksum != b"%08x" % zlib.crc32(text):
             raise FormatError(f"{path}: the td header is damaged: its checksum differs")
         return json.loads(text)
-    except FormatError:
-        raise
-    except (*H5_ERRORS, RecursionError) as error:
-        raise FormatError(f"{path}: the td header is damaged: {show_error(error)}") from error
 
 
 def _read_text(owner: Any, name: bytes) -> bytes:

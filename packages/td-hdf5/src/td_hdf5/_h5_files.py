@@ -204,11 +204,10 @@ class StoreFile:
     def _open(self, write: bool) -> None:
         self.close()
         file = open_by_path(self.path, write=write)
-        self._file, self._fd, self._is_writable = file, file.get_vfd_handle(), write
-        status = os.fstat(self._fd)
-        if (status.st_dev, status.st_ino) != self.identity:
-            self.close()
-            raise FormatError(f"{self.path} was replaced since it was opened: open it again")
+        fd = file.get_vfd_handle()
+        status = os.fstat(fd)
+        self._compare(status)
+        self._file, self._fd, self._is_writable = file, fd, write
         self._stamp = status.st_mtime_ns, status.st_size
 
     def _lock_file(self, write: bool) -> None:
@@ -249,9 +248,7 @@ class StoreFile:
             if known is None or known.nbytes() < end:
                 fd = os.open(self.path, (os.O_RDWR if shared else os.O_RDONLY) | getattr(os, "O_CLOEXEC", 0))
                 try:
-                    status = os.fstat(fd)
-                    if (status.st_dev, status.st_ino) != self.identity:
-                        raise FormatError(f"{self.path} was replaced since it was opened: open it again")
+                    self._compare(os.fstat(fd))
                     known = self._maps[shared] = map_file(fd, shared=shared)
                 finally:
                     os.close(fd)
@@ -259,7 +256,9 @@ class StoreFile:
 
     def check(self) -> None:
         """Raise FormatError if another file was saved under the path."""
-        status = os.stat(self.path)
+        self._compare(os.stat(self.path))
+
+    def _compare(self, status: os.stat_result) -> None:
         if (status.st_dev, status.st_ino) != self.identity:
             raise FormatError(f"{self.path} was replaced since it was opened: open it again")
 

@@ -139,7 +139,8 @@ class LiveHeader:
         groups = Counter(other.group for other in self.root.iter_rows())
         used = {name for place in self.root.iter_places() for name in list_names(place)}
         names = dict.fromkeys(name for place in places for name in list_names(place) if name not in used)
-        names.update(dict.fromkeys(name for name in self.others if name == self._name_of(row, key)))
+        own = f"{row.group}/{key}" if row.group else key
+        names.update(dict.fromkeys(name for name in self.others if name == own))
         gone = [other.group for other in rows if other.group and not groups[other.group]]
         # Groups are removed last, and those below before those above.
         for name in [*names, *sorted(dict.fromkeys(gone), key=len, reverse=True)]:
@@ -147,9 +148,6 @@ class LiveHeader:
             self.arrays.pop(name, None)
             if name in self.others:
                 self.others.remove(name)
-
-    def _name_of(self, row: Row, key: str) -> str:
-        return f"{row.group}/{key}" if row.group else key
 
     def write(self, file: Any) -> None:
         """Write the header into a file."""

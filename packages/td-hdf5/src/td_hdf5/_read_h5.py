@@ -205,7 +205,8 @@ def load(
     target = None if device is None else torch.device(device)
     is_meta = target is not None and target.type == "meta"
     if rows is not None and not is_meta and has_path(path):
-        return _load_rows(path, rows, keys, target, strict)
+        part = open_collection(path, mode="c", keys=keys, strict=strict)[rows].clone()
+        return part if target is None else part.to(target)
     with open_save(path, strict=strict) as save:
         table = select_keys(save.table, keys, save.path)
         names = dict.fromkeys(name for place in table.leaves for name in list_names(place))
@@ -221,11 +222,6 @@ def load(
                 arrays = {name: array.to(target) for name, array in arrays.items()}
         result = build_collection(table, save.path, arrays.__getitem__, target, strict=strict is not False)
     return result if rows is None else result[rows]
-
-
-def _load_rows(path: Any, rows: Any, keys: Any, target: torch.device | None, strict: bool | None) -> Any:
-    part = open_collection(path, mode="c", keys=keys, strict=strict)[rows].clone()
-    return part if target is None else part.to(target)
 
 
 def read_arrays_of(

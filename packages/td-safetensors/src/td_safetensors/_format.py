@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from td_core import spi
 from td_core.errors import FormatError
 
 #: The largest header that the format allows.
@@ -63,17 +63,9 @@ class Header:
 def parse_json(text: str | bytes, where: str) -> Any:
     """Parse JSON; raise FormatError if it is malformed or an object repeats a key."""
     try:
-        return json.loads(text, object_pairs_hook=_build_object)
+        return spi.parse_json(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} is not valid JSON: {error}") from error
-
-
-def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"duplicate key {key!r}")
-    return result
 
 
 def read_header(read: Callable[[int, int], bytes], size: int, path: str) -> Header:

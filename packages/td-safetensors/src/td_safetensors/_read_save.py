@@ -68,10 +68,17 @@ def load(
     return _load(path, None, device, keys, rows, strategy, strict, num_threads, progress, storage_options)
 
 
-def load_into(
-    data: Any,
+def load_into(data: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+    """Load a save into the leaves of ``data``; large ones are read into their memory, without a copy in between."""
+    into = data if options.get("device") is None and options.get("rows") is None else None
+    loaded = _load(path, into, **options)
+    with torch.no_grad():  # loaded tensors have no autograd graph
+        return data.update(loaded, inplace=True)
+
+
+def _load(
     path: str | os.PathLike[str],
-    *,
+    into: Any,
     device: Any = None,
     keys: Any = None,
     rows: Any = None,
@@ -80,25 +87,6 @@ def load_into(
     num_threads: int = 0,
     progress: Progress = False,
     storage_options: Mapping[str, Any] | None = None,
-) -> Any:
-    """Load a save into the leaves of ``data``; large ones are read into their memory, without a copy in between."""
-    into = data if device is None and rows is None else None
-    loaded = _load(path, into, device, keys, rows, strategy, strict, num_threads, progress, storage_options)
-    with torch.no_grad():  # loaded tensors have no autograd graph
-        return data.update(loaded, inplace=True)
-
-
-def _load(
-    path: str | os.PathLike[str],
-    into: Any,
-    device: Any,
-    keys: Any,
-    rows: Any,
-    strategy: str,
-    strict: bool,
-    num_threads: int,
-    progress: Progress,
-    storage_options: Mapping[str, Any] | None,
 ) -> Any:
     if strategy not in ("auto", "mmap", "read"):
         raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")

@@ -183,17 +183,20 @@ def shows(options: Callable[..., object], *, more: bool = False) -> Callable[[F]
 
 
 def implements(
-    declared: Callable[Concatenate[Any, P], object],
-) -> Callable[[Callable[..., Any]], Callable[Concatenate[Any, P], Any]]:
+    declared: Callable[Concatenate[S, P], R],
+) -> Callable[[Callable[..., object]], Callable[Concatenate[Any, P], Any]]:
     """Return a decorator that makes a function the implementation of a declaration, with its signature and docstring."""
 
-    def implement(function: Callable[..., Any]) -> Callable[Concatenate[Any, P], Any]:
-        return cast(Callable[Concatenate[Any, P], Any], cast(Declaration, declared).implement(function))
+    def implement(function: Callable[..., object]) -> Callable[Concatenate[Any, P], Any]:
+        method: Callable[Concatenate[Any, P], Any] = cast(Declaration, declared).implement(function)
+        return method
 
     return implement
 
 
-def implements_classmethod(declared: Callable[P, object]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
+def implements_classmethod(
+    declared: Callable[P, object],
+) -> Callable[[Callable[..., object]], Callable[P, Any]]:
     """Return a decorator like :func:`implements`, whose function without the parameter ``cls`` passes None for it."""
 
     def implement(function: Callable[..., object]) -> Callable[P, Any]:
