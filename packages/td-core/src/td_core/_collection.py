@@ -78,19 +78,19 @@ class EntrySchema:
         """Return the class of nodes that is declared for an entry, or None."""
         return None
 
-    def convert(self, key: str, value: Any) -> Any:
+    def convert(self, key: str, value: object) -> Any:
         """Convert a value that is set to the declared type, before it is coerced."""
         return value
 
-    def convert_plain(self, key: str, value: Any) -> Any:
+    def convert_plain(self, key: str, value: object) -> Any:
         """Convert a value of a mapping that is neither a tensor nor a mapping."""
         return value
 
-    def adopt(self, key: str, node: Any) -> Any:
+    def adopt(self, key: str, node: object) -> Any:
         """Convert a new TensorDict to the class that is declared for its key."""
         return node
 
-    def add_defaults(self, node: Any) -> Any:
+    def add_defaults(self, node: object) -> Any:
         """Return a new node with the defaults of the declared entries that it lacks."""
         return node
 
@@ -121,11 +121,11 @@ class Core(ABC):
 
     if TYPE_CHECKING:
         # Methods that functions on nodes call; the mixins implement them, with their signatures.
-        def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None: ...
+        def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None: ...
         def _broadcast_to_leaves(
             self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
         ) -> None: ...
-        def _index(self, index: Any) -> Any: ...
+        def _index(self, index: object) -> Any: ...
         def apply(self, *args: Any, **kwargs: Any) -> Any: ...
         def copy_(self, *args: Any, **kwargs: Any) -> Self: ...
         def expand(self, *args: Any, **kwargs: Any) -> Self: ...
@@ -196,11 +196,11 @@ class Core(ABC):
         """Store the device label without moving the leaves."""
 
     @classmethod
-    def _wrap_dense(cls, result: Any) -> Any:
+    def _wrap_dense(cls, result: object) -> Any:
         """Convert a dense collection to this class, for classmethods such as ``from_dict``. The default returns it unchanged."""
         return result
 
-    def _as_value(self, value: Any) -> Any:
+    def _as_value(self, value: object) -> Any:
         """Wrap a value in a node of this kind, if this is a value node. The default returns the value unchanged."""
         return value
 
@@ -237,7 +237,7 @@ class Core(ABC):
         """Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself."""
         return self
 
-    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Core:
+    def _index_put(self, index: object, value: object, *, non_blocking: bool = False) -> Core:
         """Write ``value`` at an index. Return the node for the parent to store: this one or its replacement."""
         if type(index) is tuple and not index:
             self.copy_(value, non_blocking=non_blocking)
@@ -245,7 +245,7 @@ class Core(ABC):
             self._assign(index, value, non_blocking=non_blocking)
         return self
 
-    def _check_index_put(self, index: Any, value: Any) -> None:  # noqa: B027 -- most kinds accept any index
+    def _check_index_put(self, index: object, value: object) -> None:  # noqa: B027 -- most kinds accept any index
         """Raise an error if this kind cannot be written at an index."""
 
     def _move_mapped_dim(self, dim: int, left: torch.Size | None) -> None:  # noqa: B027 -- for values per element
@@ -260,11 +260,11 @@ class Core(ABC):
     def _keeper(self, keeper: Any) -> None:
         pass
 
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Child | None:
+    def _compare(self, other: object, single: Callable[..., object]) -> Child | None:
         """Compare values elementwise with ``torch.eq`` or ``torch.ne``. Return None if only the entries can be compared."""
         return None
 
-    def _has_equal_values(self, other: Any) -> bool:
+    def _has_equal_values(self, other: object) -> bool:
         """Return True if another value node certainly holds the same values."""
         return False
 
@@ -272,15 +272,15 @@ class Core(ABC):
         """Return an entry of the same class as ``_get_child(key)``, for reading keys only. Raise KeyError if missing."""
         return self._get_child(key)
 
-    def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
+    def _members_and_dim(self) -> tuple[Sequence[Core], int] | None:
         """Return the members and the stack dim of a lazy stack, or None for other kinds."""
         return None
 
-    def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
+    def _zip_members(self, *others: object) -> list[tuple[Any, ...]]:
         """Pair each holder with its part of other nodes or tensors, which have the same batch size."""
         return [(self, *others)]
 
-    def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
+    def _map_members(self, fn: Callable[..., object], *others: object) -> Any:
         """Return ``fn(self, *others)``; for a lazy stack, a stack of the results for its members and their parts of ``others``.
 
         A member for which ``fn`` returns None stays empty; the result is None if all do.
@@ -291,13 +291,13 @@ class Core(ABC):
         """Return the direct children: the members of a lazy stack, the entries of any other node."""
         return list(self._children().values())
 
-    def _split_value(self, value: Any) -> Sequence[tuple[Any, Any]]:
+    def _split_value(self, value: object) -> Sequence[tuple[Core, Any]]:
         """Pair each member of a lazy stack with its part of a value that is written; other kinds return no pairs."""
         return ()
 
     def _split_update(
         self, plan: Any, source: Core, wanted: Any, path: tuple[str, ...]
-    ) -> Sequence[tuple[Any, Any]] | None:
+    ) -> Sequence[tuple[Core, Any]] | None:
         """Pair each member of a lazy stack with its part of the source of an update; None if the entries are updated."""
         return None
 
@@ -394,7 +394,7 @@ class Core(ABC):
         """Apply a shape plan to every leaf and return the result."""
         return convert_level(self, _as_dense(self)._transform(plan))
 
-    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
+    def _transform_multi(self, plan: object) -> tuple[Self, ...]:
         """Apply a plan that splits every leaf into parts, and return one node per part, with leading dims ``plan.leads``."""
         return tuple([convert_level(self, part) for part in _as_dense(self)._transform_multi(plan)])
 
@@ -415,7 +415,7 @@ def convert_level(kind: CoreT, level: Core) -> CoreT:
     )
 
 
-def get_tree_children(item: Any) -> Sequence[Child]:
+def get_tree_children(item: object) -> Sequence[Child]:
     """Return the children of a node, for a lazy stack the members; an empty list for a leaf or any other object."""
     return () if type(item) in PLAIN or not isinstance(item, Core) else item._tree_children()
 
@@ -516,7 +516,7 @@ def copy_leaf(leaf: Tensor, **kwargs: Any) -> Tensor:
     return leaf.clone(**kwargs)
 
 
-def is_copying(fn: Callable[..., Any]) -> bool:
+def is_copying(fn: Callable[..., object]) -> bool:
     """Return True if ``fn`` clones leaves, so that a mapped value node must be copied too."""
     return getattr(fn, "func", fn) is copy_leaf
 
@@ -633,7 +633,7 @@ def add_key_note(error: Exception, path: tuple[str, ...]) -> None:
         error.add_note(f"at {show_path(path)}")
 
 
-def missing_key_error(node: Core, key: Any, path: tuple[str, ...] = ()) -> KeyPathError:
+def missing_key_error(node: Core, key: object, path: tuple[str, ...] = ()) -> KeyPathError:
     """Return the error for a key that is missing in ``node``, the node at ``path``."""
     from_here = f" in {show_path(path)}" if path else ""
     return KeyPathError(

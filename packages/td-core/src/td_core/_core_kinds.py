@@ -231,7 +231,7 @@ _BARE = {**vars(torch.nn.Module()), "_get_hooks": []}
 _STATE = frozenset({"_compiled_call_impl", "_no_convert", "_tensordict", "training"})
 
 
-def _attributes_of_params(params: TensorDictParams) -> dict[str, Any]:
+def _attributes_of_params(params: TensorDictParams) -> dict[str, object]:
     """Return the hooks of a module, in copies of their dicts, and the attributes that the user set on it."""
     return {
         name: copy(value) if name in _BARE else value

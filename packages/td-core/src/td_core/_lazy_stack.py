@@ -110,7 +110,7 @@ class LazyStackedTensorDict(LazyStackOps):
         return from_list(input, lazy=lazy, **kwargs)
 
     @classmethod
-    def _of(cls, members: Sequence[Any], stack_dim: int) -> Any:
+    def _of(cls, members: Sequence[object], stack_dim: int) -> Any:
         """Build a stack of members that are already checked."""
         stack = object.__new__(cls)
         stack._init(list(members), stack_dim)
@@ -127,7 +127,7 @@ class LazyStackedTensorDict(LazyStackOps):
             return any(member is key for member in self._members)
         return super().__contains__(key)
 
-    def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
+    def _members_and_dim(self) -> tuple[Sequence[Core], int] | None:
         # Copy the list: another thread may add members while the caller iterates.
         return (self._members.copy(), self._stack_dim) if self._members else None
 
@@ -321,14 +321,14 @@ class LazyStackedTensorDict(LazyStackOps):
             return first
         return first._stack_lazily(entries, self._stack_dim)
 
-    def _get_as(self, key: NestedKey, default: Any, **form: Any) -> Any:
+    def _get_as(self, key: NestedKey, default: Any, **form: Any) -> object:
         """Return a ragged entry in the requested form, see :func:`convert_form`."""
         results = [get_member_entry(member, key, form) for member in self._members]
         missing = not results or any(entry is NO_DEFAULT for entry in results)
         return convert_form(key, None if missing else results, self._stack_dim, default, **form)
 
     def get_nestedtensor(
-        self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None
+        self, key: NestedKey, default: object = NO_DEFAULT, *, layout: torch.layout | None = None
     ) -> Any:
         """Return an entry as one nested tensor, whose components are the members' leaves.
 
@@ -467,7 +467,7 @@ class LazyStackedTensorDict(LazyStackOps):
                 raise
             return transform_uneven(self, plan)
 
-    def _transform_members(self, plan: Any, along: Any) -> Any:
+    def _transform_members(self, plan: Any, along: Any) -> object:
         """Apply a plan to each member; ``along`` is what it does to the stack dim."""
         picks, inner, stack_dim = along
         if inner is not None:
@@ -558,7 +558,7 @@ class LazyStackedTensorDict(LazyStackOps):
             return self._members[index]
         return super().__getitem__(index)
 
-    def _is_member_index(self, index: Any) -> bool:
+    def _is_member_index(self, index: object) -> bool:
         """Return True if an index is an int in range and the stack dim is 0: then one member is the result."""
         count = len(self._members)
         return type(index) is int and self._stack_dim == 0 and -count <= index < count
@@ -592,7 +592,7 @@ class LazyStackedTensorDict(LazyStackOps):
         self._plan_parts(writes, parts)
         writes.commit()
 
-    def append(self, tensordict: Any) -> None:
+    def append(self, tensordict: object) -> None:
         """Append a member.
 
         Raises:
@@ -620,7 +620,7 @@ class LazyStackedTensorDict(LazyStackOps):
         check_new_members(self, new)
         self._members.extend(new)
 
-    def insert(self, index: int, tensordict: Any) -> None:
+    def insert(self, index: int, tensordict: object) -> None:
         """Insert a member before position ``index``.
 
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
@@ -635,7 +635,7 @@ class LazyStackedTensorDict(LazyStackOps):
     """Return the keys that all members have; the same as :meth:`keys`."""
 
 
-def _as_members(items: Sequence[Any], device: DeviceType | None) -> list[Any]:
+def _as_members(items: Sequence[Any], device: DeviceType | None) -> list[Core]:
     for item in items:
         if not isinstance(item, Core):
             raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")

@@ -45,7 +45,7 @@ class LazyStackOps(TensorDictBase):
         members: list[Any],
         stack_dim: int,
         name: str | None = None,
-        hook_in: Callable[[Any], Any] | None = None,
+        hook_in: Callable[[object], object] | None = None,
         hook_out: Callable[[Any], Any] | None = None,
     ) -> None:
         self._members = members
@@ -65,14 +65,14 @@ class LazyStackOps(TensorDictBase):
         stack._empty_size, stack._empty_device = self._empty_size, self._empty_device
         return stack
 
-    def _zip_parts(self, others: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
+    def _zip_parts(self, others: Sequence[object]) -> Iterable[tuple[Any, ...]]:
         """Pair each member with its part of other nodes or tensors."""
         return zip(self._members, *[_unbind(other, self._stack_dim) for other in others], strict=True)
 
-    def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
+    def _zip_members(self, *others: object) -> list[tuple[Any, ...]]:
         return [row for member, *parts in self._zip_parts(others) for row in member._zip_members(*parts)]
 
-    def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
+    def _map_members(self, fn: Callable[..., object], *others: object) -> Any:
         if others:
             made = [member._map_members(fn, *parts) for member, *parts in self._zip_parts(others)]
         else:
@@ -117,7 +117,9 @@ class LazyStackOps(TensorDictBase):
         members = PrintedMembers(self._stack_dim, [row for row in rows if row[2]])
         return super()._print_node()._replace(members=members)
 
-    def _plan_writes(self, writes: Transaction, index: Any, value: Any, dims: int | None = None) -> None:
+    def _plan_writes(
+        self, writes: Transaction, index: object, value: object, dims: int | None = None
+    ) -> None:
         self._plan_parts(writes, split_for_members(self, index, value, dims), dims)
 
     def _plan_parts(self, writes: Transaction, parts: Iterable[Part], dims: int | None = None) -> None:
@@ -127,7 +129,7 @@ class LazyStackOps(TensorDictBase):
 
     def _split_update(
         self, plan: Update, source: Any, wanted: Any, path: tuple[str, ...]
-    ) -> list[tuple[Any, Any]] | None:
+    ) -> list[tuple[Core, Any]] | None:
         members, dim, size = self._members, self._stack_dim, source.batch_size
         # A source without the stack dim is read as a mapping: its leaves may have that dim.
         if not members or self._hook_in is not None or not (plan.resize or len(size) > dim):
@@ -142,11 +144,11 @@ class LazyStackOps(TensorDictBase):
         plan.writes.change(self._replace_members, self._make_new_members(plan, source, wanted, path))
         return []
 
-    def _replace_members(self, members: list[Any]) -> None:
+    def _replace_members(self, members: list[object]) -> None:
         """Replace all members, whose number may change."""
         self._members[:] = members
 
-    def _make_new_members(self, plan: Update, source: Any, wanted: Any, path: tuple[str, ...]) -> list[Any]:
+    def _make_new_members(self, plan: Update, source: Any, wanted: Any, path: tuple[str, ...]) -> list[Child]:
         """Copy the slices of ``source``, whose number differs from that of the members."""
         members, dim, right = self._members, self._stack_dim, source._children()
         kept = sorted({key for member in members for key in member._children() if key not in right})
@@ -163,7 +165,7 @@ class LazyStackOps(TensorDictBase):
             for part in parts
         ]
 
-    def _make_empty_stack(self, plan: Any, size: torch.Size) -> Any:
+    def _make_empty_stack(self, plan: Any, size: torch.Size) -> Core:
         """Build a lazy stack of another batch size, whose members have the nested nodes of the first, but no leaves."""
         dim = min(self._stack_dim, len(size) - 1)
         first: Any = self._members[0].select(*list(self._children()))
@@ -176,10 +178,10 @@ def _drop_leaves(node: Core, entries: dict[str, Child], state: None) -> Iterator
     return ((key, child, None) for key, child in dict(node._children()).items() if has_entries(child))
 
 
-def _unbind(other: Any, dim: int) -> Iterable[Any]:
+def _unbind(other: Any, dim: int) -> Iterable[Child]:
     """Unbind a tensor or node, without the checks of a class for results of an operation."""
     if isinstance(other, Tensor):
         return other.unbind(dim)
     inner = other._inner()
-    parts: Iterable[Any] = inner.unbind(dim)
+    parts: Iterable[Child] = inner.unbind(dim)
     return parts if inner is other else map(other._wrap_holder, parts)

@@ -443,7 +443,7 @@ def encode(
 
 def _make_row(node: Core, kind: NodeKind, form: str, record: Record, first_value: int) -> dict[str, object]:
     """Return the row of a node without its entries and members; its first value gets the position ``first_value``."""
-    row: dict[str, Any] = {"kind": kind.tag, "meta": record.meta, "entries": [], "members": []}
+    row: dict[str, object] = {"kind": kind.tag, "meta": record.meta, "entries": [], "members": []}
     if form:
         row["format"] = form
     row["values"] = [[name, number] for number, name in enumerate(record.values, first_value)]

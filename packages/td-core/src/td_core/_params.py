@@ -87,7 +87,7 @@ class _Slots(MutableMapping[str, Any]):
             raise KeyError(name)
         return leaf
 
-    def __setitem__(self, name: str, value: object) -> None:
+    def __setitem__(self, name: str, value: Tensor) -> None:
         node, key = _find_slot(self._root, name)
         node._set_child(key, value)
 
@@ -97,7 +97,7 @@ class _Slots(MutableMapping[str, Any]):
         node._del_child(key)
 
 
-def _find_slot(root: Core, name: str) -> tuple[Any, str]:
+def _find_slot(root: Core, name: str) -> tuple[Core, str]:
     """Return the node and key of the leaf with a dotted name; keys may contain dots."""
 
     def below(item: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
@@ -263,7 +263,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _inner(self) -> Core:
         return self._tensordict._inner()
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         """Return an entry by key, or index the batch dims, which returns a plain collection."""
         result = super().__getitem__(index)
         return self._run_hooks(result) if self._get_hooks and is_key(index) else result
@@ -312,7 +312,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             raise StructureError(f"{show_path((key,))}: {error}") from None
 
     def _set_path(
-        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         with self._adopt_on_exit() if len(unravel_key_to_tuple(key)) > 1 else nullcontext():
             super()._set_path(key, value, prefix, non_blocking=non_blocking)

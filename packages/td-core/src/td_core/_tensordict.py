@@ -105,7 +105,7 @@ class TensorDict(TensorDictBase):
     _batch_size: torch.Size
     _device: torch.device | None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         # For speed, these copies do not call _map; a class that overrides it gets the defaults, which do.
         for name in _COPIES if "_map" in cls.__dict__ else ():
@@ -179,7 +179,9 @@ class TensorDict(TensorDictBase):
             # Skip the check for cycles: no node can contain this one while it is under construction.
             data[key] = coerce_for(self, value, (key,), non_blocking)
 
-    def _fill_nested(self, source: Mapping[Any, Any], key: Any, value: Any, non_blocking: bool) -> None:
+    def _fill_nested(
+        self, source: Mapping[object, object], key: Any, value: object, non_blocking: bool
+    ) -> None:
         """Store an entry under a nested key. Raise KeyTakenError if the mapping also has the first part as a key."""
         path = unravel_key_to_tuple(key)
         if len(path) > 1 and path[0] in source:
@@ -191,7 +193,7 @@ class TensorDict(TensorDictBase):
     _make: Any = classmethod(_make_node)
 
     @classmethod
-    def _wrap_dense(cls, result: Any) -> Any:
+    def _wrap_dense(cls, result: object) -> Any:
         if not isinstance(result, TensorDict) or isinstance(result, cls):
             return result
         return cls._make(dict(result._dict), result._batch_size, result._device, result._names)
@@ -274,8 +276,8 @@ class TensorDict(TensorDictBase):
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
-    def __getitem__(self, index: Any) -> Self: ...
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Self: ...
+    def __getitem__(self, index: object) -> Any:
         """Return an entry by key, or index all entries along the batch dims and return a collection."""
         if type(index) is str:
             try:
@@ -292,7 +294,7 @@ class TensorDict(TensorDictBase):
             return index_leaves(self, plan) if STORED else self._transform(plan)
         return super().__getitem__(index)
 
-    def _get_nested(self, path: tuple[Any, ...]) -> Child | None:
+    def _get_nested(self, path: tuple[object, ...]) -> Child | None:
         """Return the entry at a key path that crosses only TensorDicts, or None if the general path must be used."""
         node: Any = self
         for part in path:
@@ -338,7 +340,7 @@ class TensorDict(TensorDictBase):
                 pass  # the general path raises an error that names the entry
         return super().set_(key, item, non_blocking=non_blocking)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         """Store an entry by key, or write ``value`` into all entries at an index."""
         if type(index) is str or (type(index) is tuple and index and type(index[0]) is str):
             self._set_path(index, value)
@@ -348,7 +350,7 @@ class TensorDict(TensorDictBase):
             self._assign(index, value)
 
     def _set_path(
-        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         # Fast path for the common case: a plain tensor under a flat key.
         if isinstance(value, Tensor) and type(value) not in WRAPPED:

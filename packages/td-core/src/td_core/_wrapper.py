@@ -29,12 +29,12 @@ class Wrapper(TensorCollection):
     _tensordict: TensorCollection
 
     @classmethod
-    def _wrap(cls, td: Any) -> Any:
+    def _wrap(cls, td: object) -> Any:
         """Wrap a result of the wrapped collection in this class. The default returns it unchanged."""
         return td
 
     @classmethod
-    def _wrap_stack(cls, td: Any) -> Any:
+    def _wrap_stack(cls, td: object) -> Any:
         """Wrap a lazy stack of wrapped collections in this class."""
         return cls._wrap(td)
 
@@ -109,13 +109,13 @@ class Wrapper(TensorCollection):
         fitted = self._tensordict._with_batch_size(batch_size)
         return self if fitted is self._tensordict else self._wrap(fitted)
 
-    def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
+    def _members_and_dim(self) -> tuple[Sequence[Core], int] | None:
         return self._tensordict._members_and_dim()
 
     def _tree_children(self) -> list[Child]:
         return self._tensordict._tree_children()
 
-    def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
+    def _zip_members(self, *others: object) -> list[tuple[Any, ...]]:
         return [(self._wrap_holder(node), *parts) for node, *parts in self._tensordict._zip_members(*others)]
 
     def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
@@ -133,7 +133,7 @@ class Wrapper(TensorCollection):
         fits = all(node is None or isinstance(node, type(self)) for node in results)
         return self._wrap_stack(made) if fits else made
 
-    def _wrap_holder(self, node: Any) -> Any:
+    def _wrap_holder(self, node: object) -> Any:
         """Wrap a member of the wrapped lazy stack like this node; the wrapped collection itself becomes this node."""
         return self if node is self._tensordict else self._wrap(node)
 
@@ -145,10 +145,10 @@ class Wrapper(TensorCollection):
 
     def _zip_leaves(
         self, other: Core, left: list[Tensor], right: list[Tensor], values: list[Core] | None = None
-    ) -> Any:
+    ) -> object:
         return self._tensordict._zip_leaves(other._inner(), left, right, values)
 
-    def _unflatten(self, leaves: Sequence[Tensor], treedef: Any = None) -> Any:
+    def _unflatten(self, leaves: Sequence[Tensor], treedef: object = None) -> Any:
         return self._wrap(self._tensordict._unflatten(leaves, treedef))
 
     def _shallow_copy(self) -> Any:
@@ -160,27 +160,27 @@ class Wrapper(TensorCollection):
     def _transform(self, plan: Any) -> Any:
         return self._wrap(self._tensordict._transform(plan))
 
-    def _split_value(self, value: Any) -> Sequence[tuple[Any, Any]]:
+    def _split_value(self, value: object) -> Sequence[tuple[Core, Any]]:
         return [(self._wrap_holder(member), part) for member, part in self._tensordict._split_value(value)]
 
     def _split_update(
         self, plan: Any, source: Core, wanted: Any, path: tuple[str, ...]
-    ) -> Sequence[tuple[Any, Any]] | None:
+    ) -> Sequence[tuple[Core, Any]] | None:
         parts = self._tensordict._split_update(plan, source, wanted, path)
         return parts and [(self._wrap_holder(member), part) for member, part in parts]
 
-    def _transform_multi(self, plan: Any) -> Any:
+    def _transform_multi(self, plan: object) -> Any:
         wrap = self._wrap
         return tuple([wrap(part) for part in self._tensordict._transform_multi(plan)])
 
-    def _index(self, index: Any) -> Any:
+    def _index(self, index: object) -> Any:
         return self._wrap(self._tensordict._index(index))
 
     def __iter__(self) -> Iterator[Self]:
         """Iterate over the slices along the first batch dim."""
         return map(self._wrap, iter(self._tensordict)) if self.batch_size else super().__iter__()
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+    def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None:
         self._tensordict._assign(
             index, value._inner() if isinstance(value, Core) else value, non_blocking=non_blocking
         )
@@ -191,5 +191,5 @@ class Wrapper(TensorCollection):
     def _set_names(self, names: Names | None) -> None:
         self._tensordict._set_names(names)
 
-    def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
+    def _get_as(self, key: NestedKey, default: object, **kwargs: object) -> object:
         return self._tensordict._get_as(key, default, **kwargs)

@@ -90,7 +90,7 @@ def _is_value_hint(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, NonTensorDataBase)
 
 
-def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> object:
+def _from_mapping(hint: object, value: Mapping[object, object]) -> object:
     """Convert a mapping to the annotated collection class, or else wrap it as one non-tensor value."""
     cls = collection_class(hint)
     if cls is None:
@@ -116,8 +116,8 @@ def _as_collection(hint: object, cls: Any, value: Any) -> object:
     return cls.from_tensordict(value) if fits else value
 
 
-def _as_type(hint: object, name: str, value: Any) -> object:
-    cls: Any = get_origin(hint) or hint
+def _as_type(hint: object, name: str, value: object) -> object:
+    cls: object = get_origin(hint) or hint
     # Newer versions of Python implement Any and int | str as classes, too.
     if not isinstance(cls, type) or cls in (Any, object, UnionType):
         return _as_any(hint, value)

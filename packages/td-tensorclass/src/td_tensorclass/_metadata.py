@@ -66,13 +66,13 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
         super().__init__(data, _metadata, _is_non_tensor, batch_size=batch_size, device=device, names=names)
         self._check_type(self._value)
 
-    def _check_type(self, value: Any) -> None:
+    def _check_type(self, value: object) -> None:
         if not isinstance(value, self._expected_type):
             raise TypeError(
                 f"{type(self).__name__} takes a {self._expected_type.__name__}; got {value!r} of type {type(value).__name__}"
             )
 
-    def __class_getitem__(cls, wanted: Any) -> Any:
+    def __class_getitem__(cls, wanted: object) -> Any:
         """Return the cached subclass for objects of one class; a type variable gives a generic alias."""
         if not isinstance(wanted, type):
             return super().__class_getitem__(wanted)
@@ -90,7 +90,7 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
     def _print_entry(self) -> str:
         return type(self).__name__
 
-    def _replace_value(self, value: Any) -> Self:
+    def _replace_value(self, value: object) -> Self:
         self._check_type(value)
         return super()._replace_value(value)
 

@@ -34,6 +34,8 @@ from ._value_settings import capture_non_tensor_stack
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ._non_tensor_stack import NonTensorStack
+
 
 @dataclasses.dataclass
 class _Fields:
@@ -125,7 +127,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         """
         return dataclasses.fields(_Fields)
 
-    def extend(self, tensordict: Any) -> None:
+    def extend(self, tensordict: object) -> None:
         """Raise StructureError: one value for the whole batch has no elements to extend.
 
         Raises:
@@ -176,11 +178,11 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return self._value
 
     @data.setter
-    def data(self, value: Any) -> None:
+    def data(self, value: object) -> None:
         check_unlocked(self, "replace the value")
         self._replace_value(value)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the value, so that ``td.apply(lambda leaf, fn: fn(leaf), functions)`` works on a collection of functions.
 
         >>> NonTensorData(str.upper)("a")
@@ -191,7 +193,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def _unwrap(self) -> Any:
         return self._value
 
-    def _as_value(self, value: Any) -> Any:
+    def _as_value(self, value: object) -> Any:
         return type(self)(value) if type(value) is type(self._value) else value
 
     def _copy_node(self) -> Self:
@@ -205,11 +207,11 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         node._show(self, range(len(self._places or (0,))))
         return node
 
-    def _shown_stack(self) -> Any:
+    def _shown_stack(self) -> NonTensorStack | None:
         """Return a stack view of the elements that this node shows as one value; None if it shows fewer than two."""
         if self._places is None or len(self._places) < 2:
             return None
-        stack = self._stack._of([], self._batch_size, self._device, self._names)
+        stack: NonTensorStack = self._stack._of([], self._batch_size, self._device, self._names)
         stack._show(self, range(len(self._places)))
         stack._joints = (), None
         return stack
@@ -234,7 +236,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
         stack = self._shown_stack()
         if stack is not None and plan.is_view:
-            return stack._transform_multi(plan)  # type: ignore[no-any-return]
+            return stack._transform_multi(plan)
         tail = self._batch_size[plan.n :]
         names = plan.rename_dims(self._names)
         parts = tuple(self._copy_with(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
@@ -249,7 +251,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         if keeper is not None:
             self._cells[2] = keeper.of_part()
 
-    def _expand_values(self, size: torch.Size) -> list[Any]:
+    def _expand_values(self, size: torch.Size) -> list[object]:
         return [self._value] * size.numel()
 
     def maybe_to_stack(self) -> Any:
@@ -263,7 +265,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def _expand_value(self) -> Any:
         return self._stack.from_nontensordata(self)
 
-    def _check_index_put(self, index: Any, value: Any) -> None:
+    def _check_index_put(self, index: object, value: object) -> None:
         keeper = self._cells[2]
         if keeper is None or (
             isinstance(value, NonTensorDataBase) and is_same_value(value._value, self._value)
@@ -274,7 +276,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         if isinstance(self._root, NonTensorDataBase) and not whole and self._batch_size.numel() != 1:
             keeper.of_part().check(self, ())
 
-    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Any:
+    def _index_put(self, index: object, value: object, *, non_blocking: bool = False) -> Any:
         if isinstance(value, NonTensorDataBase) and is_same_value(value._value, self._value):
             return self
         if type(index) is tuple and not index:
@@ -298,19 +300,19 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         stack._assign(index, value)
         return stack
 
-    def _replace_value(self, value: Any) -> Self:
+    def _replace_value(self, value: object) -> Self:
         """Write another value to this node, to its views, and to the storage of the package that saved it."""
         places = self._places or (0,)
         self._owner()._store(self._cells, places, [value] * len(places))
         return self
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+    def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None:
         raise StructureError(
             f"a {type(self).__name__} holds one value for the whole batch, so {index!r} alone cannot be set; call "
             "maybe_to_stack() for one value each"
         )
 
-    def _take(self, source: Any) -> None:
+    def _take(self, source: object) -> None:
         if isinstance(source, Mapping) and set(source.keys()) == {"data"}:
             source = NonTensorData(source["data"])
         if not isinstance(source, NonTensorDataBase):
@@ -328,13 +330,13 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return self._value if key == "data" else super().get(key, *args, **kwargs)
 
     def _set_path(
-        self, key: Any, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: object, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         if key != "data":
             raise KeyPathError(f"a {type(self).__name__} has no entries but its value, 'data'; got {key!r}")
         self.data = value
 
-    def _to_nested_lists(self, linked: bool) -> Any:
+    def _to_nested_lists(self, linked: bool) -> object:
         size = self._batch_size
         return nest_values(self._expand_values(size), size, partial(LinkedList, td=self) if linked else list)
 

@@ -85,7 +85,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     #: Position at which vmap will insert the most recently hidden dim.
     _emerges: int
 
-    def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
+    def _store(self, cells: list[object], places: Sequence[int], new: Sequence[object]) -> None:
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
             for place, value in zip(places, new, strict=True):
@@ -133,7 +133,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     @classmethod
     def _of(
         cls,
-        values: list[Any],
+        values: list[object],
         batch_size: torch.Size,
         device: torch.device | None = None,
         names: Names | None = None,
@@ -146,12 +146,12 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     @classmethod
     def _make_stack_or_value(
         cls,
-        values: list[Any],
+        values: list[object],
         batch_size: torch.Size,
         device: torch.device | None,
         names: Names | None,
         joints: Joints | None,
-    ) -> Any:
+    ) -> object:
         """Build a stack without checks; for a batch without dims, a NonTensorData of the single value."""
         if batch_size:
             node = cls._of(values, batch_size, device, names)
@@ -326,7 +326,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         node._show(self, places)
         return node
 
-    def _make_sized(self, values: list[Any], size: tuple[int, ...]) -> Self:
+    def _make_sized(self, values: list[object], size: tuple[int, ...]) -> Self:
         """Build a stack of ``size``, whose last dims are hidden from the batch size if this node has hidden dims."""
         node = self._of(values, torch.Size(size), self._device)
         if self._hidden:
@@ -370,7 +370,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         if self._joints is not None:
             dims = self._dims_after(plan)
             parts = [self._regroup(part, places, dims) for part, (places, _) in zip(parts, arranged)]
-        result: list[Any] = []
+        result: list[object] = []
         for part in parts:
             part._names = names
             result += [part] if part._batch_size or self._hidden else NonTensorData._of_stack(part, [0])
@@ -405,7 +405,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             node._show(part, range(len(values)))
         return node
 
-    def _as_value(self, value: Any) -> Any:
+    def _as_value(self, value: object) -> Any:
         if not isinstance(value, list):
             return value
         try:
@@ -453,7 +453,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             )
         return self._copy_node()
 
-    def _expand_values(self, size: torch.Size) -> list[Any]:
+    def _expand_values(self, size: torch.Size) -> list[object]:
         if self._values_size == size:
             return self._values
         self._check_whole()
@@ -465,7 +465,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             ) from error
         return expanded._expand_values(size)
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+    def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._gather(plan_index(index, self._batch_size))
         root, left, joints = self._owner(), self._places, self._joints
         position = places if left is None else take_values(left, places)
@@ -478,7 +478,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             self._joints = joints
             raise
 
-    def _ones_with(self, places: Sequence[int], value: Any) -> list[bool]:
+    def _ones_with(self, places: Sequence[int], value: object) -> list[bool]:
         """Return which elements come from nodes with one value (:data:`Joints`), after writing ``value`` at ``places``."""
         _, known = self._joints or ((), None)
         new = [not isinstance(value, (list, NonTensorStack))] * len(places)
@@ -493,12 +493,12 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             ones[place] = item
         return ones
 
-    def _take(self, source: Any) -> None:
+    def _take(self, source: object) -> None:
         if not isinstance(source, NonTensorNode):
             raise StructureError(f"a {type(self).__name__} takes the values of another one; got {source!r}")
         self._assign((), source)
 
-    def _to_nested_lists(self, linked: bool) -> Any:
+    def _to_nested_lists(self, linked: bool) -> object:
         self._check_whole()
         return self._unwrap() if linked else nest_values(self._values, self._batch_size)
 
@@ -510,7 +510,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """
         return self
 
-    def append(self, tensordict: Any) -> None:
+    def append(self, tensordict: object) -> None:
         """Append a value along the first dim.
 
         Raises:
@@ -524,7 +524,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """
         self.insert(self._batch_size[0], tensordict)
 
-    def insert(self, index: int, tensordict: Any) -> None:
+    def insert(self, index: int, tensordict: object) -> None:
         """Insert a value before position ``index`` of the first dim.
 
         >>> stack = NonTensorStack("b")
@@ -561,7 +561,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         self._origin = None
         self._values_size = self._batch_size = torch.Size((self._batch_size[0] + len(items), *tail))
 
-    def get_nestedtensor(self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None) -> Any:
+    def get_nestedtensor(self, key: NestedKey, default: object = NO_DEFAULT, *, layout: object = None) -> Any:
         """Return the default: a stack of values has no entries.
 
         Raises:
@@ -588,7 +588,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         )
 
 
-def _list_nodes(args: Sequence[Any], stack_dim: int) -> Sequence[Any]:
+def _list_nodes(args: Sequence[object], stack_dim: int) -> Sequence[Any]:
     """Convert the items of a stack to nodes of one batch size; an empty list if all of them are plain values."""
     if not any(issubclass(kind, TensorCollection) for kind in set(map(type, args))):
         return []
@@ -610,10 +610,10 @@ class _LinkedEntry:
         self._stack = stack
         self._at = position
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         self._stack._assign((*self._at, index), value)
 
-    def read(self, values: list[Any], size: Sequence[int]) -> Any:
+    def read(self, values: list[object], size: Sequence[int]) -> Any:
         """Convert values to nested LinkedLists of this size, which write changes back to the stack."""
         if not size:
             return values[0]
@@ -627,12 +627,12 @@ class _LinkedEntry:
         return LinkedList(parts, td=self)
 
 
-def as_node(value: Any) -> Any:
+def as_node(value: object) -> Any:
     """Wrap a value as NonTensorData without batch dims, unless it is a node of non-tensor data."""
     return value if isinstance(value, NonTensorNode) else NonTensorData(value)
 
 
-def repeat_value(value: Any, size: torch.Size) -> list[Any]:
+def repeat_value(value: object, size: torch.Size) -> list[Any]:
     """Expand a value, list or node to one value per element of ``size``; a list is one value if list_to_stack() is off."""
     if isinstance(value, list) and size and list_to_stack():
         value = NonTensorStack.from_list(value, len(size))

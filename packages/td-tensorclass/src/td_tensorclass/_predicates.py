@@ -12,7 +12,7 @@ from ._tensorclass import TensorClass
 from ._value_nodes import NonTensorNode
 
 
-def is_non_tensor(data: Any) -> bool:
+def is_non_tensor(data: object) -> bool:
     """Return True if ``data`` is a node of non-tensor data: NonTensorData, NonTensorStack or MetaData.
 
     >>> from td_tensorclass import NonTensorData

@@ -189,7 +189,7 @@ class Schema(EntrySchema):
             TypeError: an argument without a default is missing.
             UnknownFieldError: an argument is neither a field nor an ``InitVar`` of the class.
         """
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         init_vars: list[object] = []
         missing: list[str] = []
         taken = 0
@@ -247,7 +247,7 @@ class Schema(EntrySchema):
         """Return the collection class that a field is annotated with, or None."""
         return collection_class(self.hint(key)) if key in self.names else None
 
-    def convert(self, key: str, value: Any) -> Any:
+    def convert(self, key: str, value: object) -> Any:
         """Cast a value to the type of a field."""
         return value if key not in self.names or value is None else self.cls._cast(key, value)  # type: ignore[attr-defined]
 
@@ -255,7 +255,7 @@ class Schema(EntrySchema):
         """Cast a value of a mapping, if the options autocast or nocast are set."""
         return self.convert(key, value) if self.options.autocast or self.options.nocast else value
 
-    def adopt(self, key: str, node: Any) -> Any:
+    def adopt(self, key: str, node: object) -> Any:
         """Convert a TensorDict to the tensorclass that its field is annotated with, if its keys are fields of that class."""
         if type(node) is TensorDict and is_tensorclass(wanted := self.find_class(key)):
             below = node._children()
@@ -268,7 +268,7 @@ class Schema(EntrySchema):
         made = {name: self.adopt(name, child) for name, child in children.items()}
         return {name: node for name, node in made.items() if node is not children[name]}
 
-    def add_defaults(self, node: Any) -> Any:
+    def add_defaults(self, node: object) -> Any:
         """Return an instance with its defaults; a node of another class is returned unchanged."""
         cls: Any = self.cls
         return cls._wrap(cls._add_defaults(node._tensordict, ())) if isinstance(node, cls) else node
@@ -314,13 +314,13 @@ class Schema(EntrySchema):
         return result
 
 
-def _list_arguments(cls: Any) -> list[dataclasses.Field[Any]]:
+def _list_arguments(cls: Any) -> list[dataclasses.Field[object]]:
     """Return the fields and ``InitVar`` arguments of a class, in the order of declaration."""
     declared: dict[str, Any] = cls.__dataclass_fields__
     return [item for item in declared.values() if item._field_type.name != "_FIELD_CLASSVAR"]
 
 
-def collection_class(hint: Any) -> Any:
+def collection_class(hint: object) -> Any:
     """Return the collection class that an annotation names; None for other types and for non-tensor data."""
     cls = typing.get_origin(hint) or hint
     is_collection = (
@@ -329,7 +329,7 @@ def collection_class(hint: Any) -> Any:
     return cls if is_collection else None
 
 
-def is_tensorclass(cls: Any) -> bool:
+def is_tensorclass(cls: object) -> bool:
     """Return True for a class with fields, which a collection class need not have."""
     return isinstance(getattr(cls, "_schema", None), Schema)
 
@@ -352,7 +352,7 @@ def get_local_names(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
     return {name: frame.f_locals[name] for name in re.findall(r"\w+", written) if name in frame.f_locals}
 
 
-def _get_declared(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+def _get_declared(cls: Any) -> dict[str, dataclasses.Field[object]]:
     """Return the fields of a dataclass by name, with class variables and ``InitVar`` arguments."""
-    fields: dict[str, dataclasses.Field[Any]] = cls.__dataclass_fields__
+    fields: dict[str, dataclasses.Field[object]] = cls.__dataclass_fields__
     return fields

@@ -39,7 +39,7 @@ def get_static(holder: Any) -> Any:
 def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., object]) -> None:
     """Register a class as a pytree node without children; ``made_of`` rebuilds a node from its attributes ``names``."""
 
-    def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten(node: object) -> tuple[list[Any], tuple[Any, ...]]:
         return [], load(tuple([getattr(node, name) for name in names]))
 
     def unflatten(children: Iterable[object], context: tuple[object, ...]) -> Any:

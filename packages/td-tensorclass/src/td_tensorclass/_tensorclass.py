@@ -87,12 +87,12 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _has_finish: ClassVar[bool] = False
     _bracketed: ClassVar[dict[Any, type]] = {}
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         provided = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         super().__init_subclass__(**kwargs)
         declare(cls, TensorClass, provided, sys._getframe(1))
 
-    def __class_getitem__(cls, parameters: Any) -> Any:
+    def __class_getitem__(cls, parameters: object) -> Any:
         """Return a cached subclass with the named options set to True; other parameters give a generic alias."""
         names = parameters if isinstance(parameters, tuple) else (parameters,)
         if not all(isinstance(name, str) for name in names):
@@ -119,7 +119,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         schema = self._schema
         if args:
             kwargs = schema.bind(args, kwargs)
-        init_vars: Sequence[Any] = ()
+        init_vars: Sequence[object] = ()
         if not schema.all_given or kwargs.keys() != schema.names.keys():
             kwargs, init_vars = schema.fill(kwargs)
         size = as_batch_size(batch_size)
@@ -167,20 +167,20 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 value = NonTensorData(value)
         td._set_path(name, value, prefix, non_blocking=non_blocking)
 
-    def _store_all(self, values: Mapping[str, Any]) -> None:
+    def _store_all(self, values: Mapping[str, object]) -> None:
         for name, value in values.items():
             if value is not None:
                 self._store(self._tensordict, name, value)
 
     @classmethod
-    def _wrap_unchecked(cls, td: Any) -> Self:
+    def _wrap_unchecked(cls, td: object) -> Self:
         """Wrap a collection as an instance without checks, lock or ``__post_init__``."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
         return node
 
     @classmethod
-    def _wrap(cls, td: Any) -> Self:
+    def _wrap(cls, td: object) -> Self:
         """Wrap the result of an operation, whose keys must be fields: lock it if frozen, and run ``__post_init__``."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
@@ -211,7 +211,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def from_tensordict(
         cls,
         tensordict: Node,
-        non_tensordict: Mapping[str, Any] | None = None,
+        non_tensordict: Mapping[str, object] | None = None,
         safe: bool | None = None,
     ) -> Self:
         """Wrap a collection as an instance, without copying it.
@@ -276,7 +276,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return inner
 
     @classmethod
-    def _wrap_dense(cls, result: Any, absent: Iterable[str] = ()) -> Any:
+    def _wrap_dense(cls, result: object, absent: Iterable[str] = ()) -> Any:
         """Convert a collection to an instance, nested ones to the classes of their fields; fields in ``absent`` are None."""
         if not isinstance(result, TensorDictBase) or isinstance(result, ValueNode):
             return result
@@ -355,12 +355,12 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise self._schema.unknown_field_error([key])
         self._tensordict._set_child(key, value)
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+    def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None:
         if isinstance(value, (TensorCollection, Mapping)):
             self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
         super()._assign(index, value, non_blocking=non_blocking)
 
-    def _plan_writes(self, writes: Any, index: Any, value: Any, dims: int | None = None) -> None:
+    def _plan_writes(self, writes: object, index: object, value: object, dims: int | None = None) -> None:
         if isinstance(value, (TensorCollection, Mapping)):
             self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
         super()._plan_writes(writes, index, value, dims)
@@ -388,7 +388,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         inner = self._tensordict
         return self._wrap_stack(inner._stack_lazily([item._inner() for item in items], dim))
 
-    def _wrap_holder(self, node: Any) -> Any:
+    def _wrap_holder(self, node: object) -> Any:
         # It is not a result of an operation, so __post_init__ does not run again.
         return self if node is self._tensordict else self._wrap_unchecked(node)
 
@@ -427,7 +427,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return entry._unwrap() if isinstance(entry, TensorCollection) else entry
 
     def _set_path(
-        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         path = (key,) if type(key) is str else unravel_key_to_tuple(key)
         name = path[0]
@@ -536,7 +536,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         absent = [name for name in schema.names if name not in present]
         return self._tensordict._print_node().of_class(absent, schema.unprinted)
 
-    def _get_missing(self, name: str) -> Any:
+    def _get_missing(self, name: str) -> object:
         """Return the value of a field without an entry: None, or a list if only some members of a stack have it."""
         members = self.tensordicts if hasattr(self._tensordict, "tensordicts") else ()
         values = [getattr(member, name) for member in members]
@@ -563,7 +563,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     if not TYPE_CHECKING:  # without this, type checkers could not report misspelt attributes
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             """Set a field or a settable property; raise UnknownFieldError for any other name."""
             schema = self._schema
             if name in _STATE:
@@ -613,7 +613,7 @@ def _keys_anywhere(td: Node) -> set[str]:
     return {key for (holder,) in td._zip_members() for key in holder._children()}
 
 
-def _with_none(items: list[Any]) -> list[Any]:
+def _with_none(items: list[Node]) -> list[Node]:
     """Add None to collections that lack a key, if its entries in all others are non-tensor data."""
     children = [item._children() for item in items]
     if all(child.keys() == children[0].keys() for child in children):

@@ -52,7 +52,9 @@ class _KeySchema(EntrySchema):
 class _TypedMeta(ABCMeta):
     """Metaclass that creates classes without ``__dict__``, so that setting a misspelt attribute raises."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], namespace: dict[str, object], **kwargs: object
+    ) -> Any:
         namespace.setdefault("__slots__", ())
         return super().__new__(mcs, name, bases, namespace, **kwargs)
 
@@ -113,7 +115,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     __expected_keys__: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(
-        cls, *, frozen: bool | None = None, shadow: bool | None = None, **kwargs: Any
+        cls, *, frozen: bool | None = None, shadow: bool | None = None, **kwargs: object
     ) -> None:
         _check_options(kwargs)
         super().__init_subclass__()
@@ -139,7 +141,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         cls.__required_keys__, cls.__optional_keys__ = frozenset(required), frozenset(optional)
         cls.__expected_keys__ = cls.__required_keys__ | cls.__optional_keys__
 
-    def __class_getitem__(cls, parameters: Any) -> Any:
+    def __class_getitem__(cls, parameters: object) -> Any:
         """Return a cached subclass with the named options set to True; other parameters give a generic alias."""
         names = parameters if isinstance(parameters, tuple) else (parameters,)
         if not all(isinstance(name, str) for name in names):
@@ -270,14 +272,14 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         return cls.from_tensordict(result) if made else result
 
 
-def _get_qualifier(hint: Any) -> str:
+def _get_qualifier(hint: object) -> str:
     """Return the outermost name of an annotation, such as ``ClassVar``."""
     # NotRequired and ClassVar may come from typing or typing_extensions, or be part of a string annotation.
     text = str(hint if isinstance(hint, str) else get_origin(hint)).partition("[")[0]
     return text.rpartition(".")[2]
 
 
-def _parse_default(default: Any) -> tuple[Any, Any]:
+def _parse_default(default: object) -> tuple[object, Callable[[], object] | None]:
     """Return the default of a key, or MISSING, and its factory, or None."""
     if not isinstance(default, dataclasses.Field):
         return default, None
@@ -293,7 +295,7 @@ def _check_options(names: Iterable[str]) -> None:
         )
 
 
-def _accessor(name: str, default: Any, factory: Callable[[], Any] | None) -> property:
+def _accessor(name: str, default: object, factory: Callable[[], object] | None) -> property:
     def read(self: Any) -> Any:
         try:
             entry = self._children()[name]

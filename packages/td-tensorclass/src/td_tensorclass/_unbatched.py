@@ -57,7 +57,7 @@ class UnbatchedTensor(Tensor):
     _size: torch.Size
 
     @staticmethod
-    def __new__(cls: Any, data: Any, *, batch_size: BatchSize | None = None) -> Any:
+    def __new__(cls: Any, data: object, *, batch_size: BatchSize | None = None) -> Any:
         """Convert ``data`` to this class, sharing its memory and its autograd history."""
         source = data if isinstance(data, Tensor) else as_tensor(data)
         if not source.requires_grad and type(source) in PLAIN and not torch.compiler.is_compiling():
@@ -88,18 +88,18 @@ class UnbatchedTensor(Tensor):
     def batch_size(self, batch_size: BatchSize) -> None:
         self._size = as_batch_size(batch_size)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         # torch loads a subclass as a view, which is not a leaf if it requires grad, so set requires_grad afterwards.
         state = {**vars(self), "requires_grad": self.requires_grad}
         return type(self), (_plain(self.detach()),), state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         requires_grad = state.pop("requires_grad", False)
         vars(self).update(state)
         if requires_grad:
             self.requires_grad_()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         # Tensor.__deepcopy__ uses new_empty(), which returns a plain tensor for this class.
         plain = copy.deepcopy(_plain(self.detach() if self.is_leaf else self), memo)
         copied = type(self)(plain).requires_grad_(self.requires_grad)
@@ -155,7 +155,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
     def _with_children(
         self,
-        children: Mapping[str, Any],
+        children: Mapping[str, object],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
@@ -226,7 +226,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
                 )
         return self._with(self._payload, plan.resize_batch(self._batch_size))
 
-    def _check_index_put(self, index: Any, value: Any) -> None:
+    def _check_index_put(self, index: object, value: object) -> None:
         if isinstance(value, UnbatchedNode):
             if value._is_same(self) or (type(index) is tuple and not index):
                 return
@@ -242,7 +242,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             self._payload.copy_(value._payload)
         return self
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+    def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None:
         self._index_put(index, value)
 
     def _is_same(self, other: UnbatchedNode) -> bool:
@@ -252,7 +252,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
     def _compare(self, other: Any, single: Callable[..., Any]) -> Self:
         return self._with(single(self._payload, self._get_counterpart(other)._payload))
 
-    def _get_counterpart(self, other: Any, path: tuple[str, ...] = ()) -> UnbatchedNode:
+    def _get_counterpart(self, other: object, path: tuple[str, ...] = ()) -> UnbatchedNode:
         """Return the matching node of another collection; raise StructureError if it is of another kind."""
         if not isinstance(other, UnbatchedNode):
             raise kind_mismatch_error(self, other, path)

@@ -9,7 +9,7 @@ import numpy as np
 from td_core.spi import is_same_value
 
 
-def is_equal_value(a: Any, b: Any) -> bool:
+def is_equal_value(a: object, b: object) -> bool:
     """Return True if two values are equal by ``==``, or are arrays of one shape with equal elements; False if ``==`` raises."""
     if is_same_value(a, b):
         return True

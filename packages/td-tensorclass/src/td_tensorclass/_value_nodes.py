@@ -130,14 +130,14 @@ class NonTensorNode(ValueNode):
         return values if places is None else take_values(values, places)  # type: ignore[return-value]
 
     @property
-    def _value(self) -> Any:
+    def _value(self) -> object:
         cells = self._cells
         if self._root is None and cells[2] is None:
             return cells[0][0]  # hot path: neither a view nor saved by another package
         return self._values[0]
 
     @property
-    def _snapshot(self) -> list[Any]:
+    def _snapshot(self) -> list[object]:
         """The list of the values, which no later write changes."""
         if self._root is None:
             self._cells[1] = False
@@ -147,16 +147,16 @@ class NonTensorNode(ValueNode):
         """Return the node that owns the cells this node shows: itself, unless it is a view."""
         return self if self._root is None else self._root
 
-    def _read(self, cells: list[Any], *, writes: bool = False) -> list[Any]:
+    def _read(self, cells: list[Any], *, writes: bool = False) -> list[object]:
         """Return the value of each cell, reloaded first if another process wrote it; ``writes``: the caller will write next."""
         if cells[2] is not None:
-            result: list[Any] = reload_values(self, cells[2], writes=writes)._cells[0]
+            result: list[object] = reload_values(self, cells[2], writes=writes)._cells[0]
             if len(result) == len(cells[0]):
                 cells[:2] = result, False
-        values: list[Any] = cells[0]
+        values: list[object] = cells[0]
         return values
 
-    def _store_new(self, values: list[Any]) -> None:
+    def _store_new(self, values: list[object]) -> None:
         """Store values in new cells, which no other node shares."""
         self._cells = [values, False, None]
         self._places = self._root = None
@@ -181,7 +181,7 @@ class NonTensorNode(ValueNode):
             return True
         return type(root) is type(self) and list(places) == list(range(len(self._cells[0])))
 
-    def _check_index_put(self, index: Any, value: Any) -> None:
+    def _check_index_put(self, index: object, value: object) -> None:
         keeper = self._cells[2]
         if keeper is not None:
             values = value._expand_values(value.batch_size) if isinstance(value, NonTensorNode) else [value]
@@ -220,7 +220,7 @@ class NonTensorNode(ValueNode):
         """Return a node with the same values, which later writes to this one do not change."""
         raise NotImplementedError
 
-    def _expand_values(self, size: torch.Size) -> list[Any]:
+    def _expand_values(self, size: torch.Size) -> list[object]:
         """Expand the batch to ``size`` and return one value per element; raise BatchSizeError if that is impossible."""
         raise NotImplementedError
 
@@ -228,7 +228,7 @@ class NonTensorNode(ValueNode):
         """Return the batch dims along which the values may differ."""
         raise NotImplementedError
 
-    def _has_equal_values(self, other: Any) -> bool:
+    def _has_equal_values(self, other: object) -> bool:
         size = self._batch_size
         if not isinstance(other, NonTensorNode) or other.batch_size != size:
             return False
@@ -244,7 +244,7 @@ class NonTensorNode(ValueNode):
             stack._origin = source
         return stack
 
-    def _join_uneven(self, items: Sequence[Node], dim: int) -> Any:
+    def _join_uneven(self, items: Sequence[Node], dim: int) -> object:
         """Stack nodes whose batch sizes may differ."""
         sizes = [item.batch_size for item in items]
         if sizes == [self._batch_size] * len(items):
@@ -258,7 +258,7 @@ class NonTensorNode(ValueNode):
         even = pad_to_even(items, dim)
         return even[0]._join(even, stack_plan(even[0].batch_size, dim, len(even)))
 
-    def _nest_values(self, ndim: int) -> Any:
+    def _nest_values(self, ndim: int) -> object:
         """Convert the batch dims after the first ``ndim`` to nested lists, which become the values."""
         size, inner = self._batch_size[:ndim], self._batch_size[ndim:]
         values, step = self._expand_values(self._batch_size), inner.numel()
@@ -285,7 +285,7 @@ class NonTensorNode(ValueNode):
             return stack
         return made._make_stack_or_value(values, size, self._device, names, find_joints(items, plan))
 
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
+    def _compare(self, other: object, single: Callable[..., object]) -> Tensor:
         """Compare values elementwise with ``torch.eq`` or ``torch.ne``. Return a bool tensor of the batch size."""
         if not isinstance(other, NonTensorNode):
             raise kind_mismatch_error(self, other, ())
@@ -296,7 +296,7 @@ class NonTensorNode(ValueNode):
 
     def _with_children(
         self,
-        children: Mapping[str, Any],
+        children: Mapping[str, object],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
@@ -377,7 +377,7 @@ class NonTensorNode(ValueNode):
         self._take(input_dict_or_td)
         return self
 
-    def _take(self, source: Any) -> None:
+    def _take(self, source: object) -> None:
         """Copy the values of ``source``; implements :meth:`update_`."""
         raise NotImplementedError
 
@@ -404,7 +404,7 @@ class NonTensorNode(ValueNode):
         """
         return self._to_nested_lists(as_linked_list)
 
-    def _to_nested_lists(self, linked: bool) -> Any:
+    def _to_nested_lists(self, linked: bool) -> object:
         """Convert the values to nested lists of the shape of the batch; ``linked`` ones write changes back."""
         raise NotImplementedError
 
@@ -418,7 +418,7 @@ class NonTensorNode(ValueNode):
         return False
 
     def to_dict(
-        self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
+        self, *, retain_none: bool = True, convert_tensors: object = False, tolist_first: bool = False
     ) -> Any:
         """Convert to a value or nested lists, as ``to_dict`` of the parent does; options have no effect.
 
@@ -439,7 +439,7 @@ class NonTensorNode(ValueNode):
         return self._copy_node()
 
 
-def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: bool) -> list[Any]:
+def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: bool) -> list[object]:
     """Write ``new`` at ``places`` into a copy of ``values``, or into the list itself if ``own``. Return the list."""
     result = values if own else values.copy()
     # If ``new`` is the list that is written, copy it: its elements would be overwritten before they are read.
@@ -462,7 +462,7 @@ def reload_values(node: Any, keeper: Keeper, *, writes: bool = False) -> Any:
     return result
 
 
-def nest_values(values: list[Any], size: Sequence[int], made: Callable[..., Any] = list) -> Any:
+def nest_values(values: list[object], size: Sequence[int], made: Callable[..., object] = list) -> Any:
     """Convert a flat list of values to nested lists of shape ``size``; ``made`` is the class of the lists."""
     if len(size) < 2:
         return made(values) if size else values[0]
@@ -487,7 +487,7 @@ def _check_even(items: Sequence[Any], plan: Any, path: tuple[str, ...]) -> None:
             )
 
 
-def take_values(values: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
+def take_values(values: Sequence[object], places: Sequence[int]) -> Sequence[Any]:
     """Gather the values at ``places``; a range of places is read as a slice, which is faster."""
     if type(places) is range and places.step > 0:
         return values[places.start : places.stop : places.step]
@@ -571,9 +571,9 @@ def find_joints(items: Sequence[Any], plan: Any) -> Joints | None:
     return tuple(sorted(made)), concat_values(items, plan.dim, of=are_one)
 
 
-def _select_values(items: Sequence[Any], plan: Any) -> list[Any]:
+def _select_values(items: Sequence[Any], plan: Any) -> list[object]:
     """Gather the values that a plan with several inputs, such as ``where``, selects from nodes of one batch size."""
-    values: list[Any] = []
+    values: list[object] = []
     places: list[Tensor] = []
     for item in items:
         # Positions on the meta device could not be read.
@@ -584,7 +584,7 @@ def _select_values(items: Sequence[Any], plan: Any) -> list[Any]:
     return [values[i] for i in plan.leaf(places).flatten().tolist()]
 
 
-def kind_mismatch_error(value: Node, other: Any, path: tuple[str, ...]) -> StructureError:
+def kind_mismatch_error(value: Node, other: object, path: tuple[str, ...]) -> StructureError:
     """Build the error for a value node that is matched with a node of another kind; ``path`` is () if unknown."""
     position = f" at {show_path(path)}" if path else ""
     return StructureError(

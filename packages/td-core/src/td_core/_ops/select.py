@@ -37,7 +37,7 @@ class SelectMixin(ShapeMixin):
 
     __slots__ = ()
 
-    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
+    def gather(self, dim: int, index: Tensor, out: object = None, *, inplace: bool = False) -> Self:
         """Gather elements along a batch dim, as :func:`torch.gather` does.
 
         Args:

@@ -74,7 +74,7 @@ class StructureMixin(UpdateMixin):
             _select_in_place(self, tree)
             return self
         result: Self | None = None
-        children: Any = self._children()
+        children = self._children()
         if not as_tensordict and _STRINGS.issuperset(map(type, keys)):
             try:
                 if type(children) is dict:
@@ -107,7 +107,7 @@ class StructureMixin(UpdateMixin):
             _remove_in_place(self, build_key_tree(keys, longest=False), prune=False)
             return self
         result: Self
-        children: object = self._children()
+        children = self._children()
         if type(children) is dict and _STRINGS.issuperset(map(type, keys)):
             kept = dict(children)
             for key in keys:
@@ -119,9 +119,9 @@ class StructureMixin(UpdateMixin):
 
     def split_keys(
         self,
-        *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], object],
+        *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], Any],
         inplace: bool = False,
-        default: Any = NO_DEFAULT,
+        default: object = NO_DEFAULT,
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[Self, ...]:
@@ -355,7 +355,7 @@ def _rebuild(node: Any, fill: Callable[..., dict[str, Any]], *args: Any) -> Any:
     return node._map_members(lambda holder: holder._with_children(fill(holder, *args)))
 
 
-def _take_keys(source: Any, keys: Any, default: object, strict: bool) -> tuple[Any, KeyTree]:
+def _take_keys(source: Any, keys: Any, default: object, strict: bool) -> tuple[object, KeyTree]:
     """Return the entries that one set of keys of ``split_keys`` selects, and the tree of these keys."""
     if not isinstance(keys, Mapping) and callable(keys):
         leaves = source.items(True, True)
