@@ -36,7 +36,6 @@ LAYERS = [
         "_version",
         "_torch_private",
         "_operators",
-        "_new_object",
         "_collector",
         "_class_methods",
         "_public_names",

@@ -22,7 +22,7 @@ from torch import Tensor
 from ._dtypes import ScalarBeside
 from ._foreach import PLAIN
 from ._keys import suggest_keys
-from ._plans import ShapePlan
+from ._plans import MultiPlan, ShapePlan
 from ._walks import get_path, has_common_node, has_entries, list_holders, list_state_nodes, walk, walk_levels
 from .errors import (
     BatchSizeError,
@@ -394,7 +394,7 @@ class Core(ABC):
         """Apply a shape plan to every leaf and return the result."""
         return convert_level(self, _as_dense(self)._transform(plan))
 
-    def _transform_multi(self, plan: object) -> tuple[Self, ...]:
+    def _transform_multi(self, plan: MultiPlan) -> tuple[Self, ...]:
         """Apply a plan that splits every leaf into parts, and return one node per part, with leading dims ``plan.leads``."""
         return tuple([convert_level(self, part) for part in _as_dense(self)._transform_multi(plan)])
 

@@ -33,7 +33,8 @@ from ._locking import check_unlocked
 from ._mapping_views import StackedEntries
 from ._ops.batch_size import as_batch_size
 from ._ops.uneven import make_empty_like, transform_uneven, uneven_index
-from ._plan_steps import remove_size
+from ._plan_steps import Along, remove_size
+from ._plans import MultiPlan, ShapePlan
 from ._ragged import convert_form, get_member_entry, list_distinct_members, make_ragged_error
 from ._shape_plans import stack_plan
 from ._walks import visit
@@ -446,13 +447,13 @@ class LazyStackedTensorDict(LazyStackOps):
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return self._with_members([member._map(fn) for member in self._members])
 
-    def _transform(self, plan: Any) -> Any:
+    def _transform(self, plan: ShapePlan) -> Any:
         if plan.empties_stacks and self._members and (size := plan.resize_batch(self.batch_size)):
             return self._make_empty_stack(plan, size)
         along = plan.along(self._stack_dim) if self._members else None
         return self._transform_whole(plan) if along is None else self._transform_members(plan, along)
 
-    def _transform_whole(self, plan: Any) -> Any:
+    def _transform_whole(self, plan: ShapePlan) -> Any:
         """Apply a plan to the dense stack, or rearrange the elements of members that cannot be stacked."""
         try:
             return self._stack_members()._transform(plan)
@@ -467,7 +468,7 @@ class LazyStackedTensorDict(LazyStackOps):
                 raise
             return transform_uneven(self, plan)
 
-    def _transform_members(self, plan: Any, along: Any) -> object:
+    def _transform_members(self, plan: ShapePlan, along: Along) -> object:
         """Apply a plan to each member; ``along`` is what it does to the stack dim."""
         picks, inner, stack_dim = along
         if inner is not None:
@@ -496,7 +497,7 @@ class LazyStackedTensorDict(LazyStackOps):
             result._set_names(self._names)
         return result
 
-    def _transform_multi(self, plan: Any) -> tuple[Any, ...]:
+    def _transform_multi(self, plan: MultiPlan) -> tuple[Any, ...]:
         along = plan.along(self._stack_dim) if self._members else None
         if along is None:
             return self._stack_members()._transform_multi(plan)  # type: ignore[no-any-return]
@@ -516,7 +517,7 @@ class LazyStackedTensorDict(LazyStackOps):
         columns = [member._transform_multi(inner) for member in self._members]
         return tuple(self._with_members(part, stack_dim) for part in zip(*columns))
 
-    def _check_even(self, plan: Any) -> None:
+    def _check_even(self, plan: ShapePlan) -> None:
         """Raise StructureError if a plan for the whole stack does not apply to each member."""
         if -1 in self.batch_size[: plan.n]:
             raise StructureError(
@@ -541,7 +542,7 @@ class LazyStackedTensorDict(LazyStackOps):
         joined._empty_size = plan.resize_batch(self.batch_size)
         return joined
 
-    def _join_members(self, stacks: Sequence[Any], plan: Any, along: Any, path: tuple[str, ...]) -> Any:
+    def _join_members(self, stacks: Sequence[Any], plan: Any, along: Along, path: tuple[str, ...]) -> Any:
         """Join the members at each position of several lazy stacks; ``along`` is what the plan does to the stack dim."""
         _, inner, stack_dim = along
         columns = [list(column) for column in zip(*[item._members for item in stacks])]

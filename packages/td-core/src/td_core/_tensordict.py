@@ -37,12 +37,12 @@ from ._foreach import PLAIN, foreach, make_op
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._nested_components import apply_to_components
-from ._new_object import new_object
 from ._ops.batch_size import as_batch_size
 from ._ops.entries import coerce_for, get_default
 from ._ops.join_levels import check_even, join_components, join_nodes, zip_entries
-from ._plans import ShapePlan
+from ._plans import MultiPlan, ShapePlan
 from ._pytree import register_mapping, register_with_subclasses
+from ._torch_private import new_object
 from ._walks import has_entries
 from .errors import KeyPathError, KeyTakenError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
@@ -593,7 +593,7 @@ class TensorDict(TensorDictBase):
                 return root
             level = todo.pop()
 
-    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
+    def _transform_multi(self, plan: MultiPlan) -> tuple[Self, ...]:
         leaf = plan.leaf
         roots = self._make_empty_parts(plan)
         todo = [(self._dict, [root._dict for root in roots])]
@@ -618,7 +618,7 @@ class TensorDict(TensorDictBase):
                         target[key] = piece
         return tuple(roots)
 
-    def _make_empty_parts(self, plan: Any) -> list[Self]:
+    def _make_empty_parts(self, plan: MultiPlan) -> list[Self]:
         """Build one empty node per part of a plan that splits leaves."""
         cls, device, n = type(self), self._device, plan.n
         tail = self._batch_size[n:]

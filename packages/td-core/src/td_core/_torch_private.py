@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import eq
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,12 +22,14 @@ from .errors import StructureError
 
 __all__ = [
     "add_batch_dim", "add_safe_name", "assert_in_graph", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
-    "find_refusing_transform",
-    "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel", "functorch_level", "is_caller",
-    "guard_forms", "is_read_only_view", "is_traced", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
-    "get_ragged_dim", "get_cached_seqlens", "make_wrapper", "pytree",
+    "find_refusing_transform", "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel",
+    "functorch_level", "is_caller", "guard_forms", "is_read_only_view", "is_traced", "map_location", "get_mapped_dim",
+    "make_nested_view", "new_object", "plain_results", "get_ragged_dim", "get_cached_seqlens", "make_wrapper", "pytree",
     "without_torch_function", "unmap", "unwrap_transforms", "count_users", "wrap_vmap",
 ]  # fmt: skip
+
+
+T = TypeVar("T")
 
 
 def _find(path: str, default: object = None) -> Any:
@@ -58,6 +60,13 @@ def _find_tested(path: str, call: Callable[[object], object]) -> Any:
 
 #: Context manager in which tensor subclasses are plain tensors for torch functions.
 without_torch_function: Any = _find("_C.DisableTorchFunctionSubclass")
+
+#: ``object.__new__``; a function for torch before 2.13, whose torch.compile cannot trace the builtin.
+new_object: Callable[[type[T]], T] = (
+    object.__new__
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    else lambda cls: object.__new__(cls)
+)
 
 #: Function that asserts a condition, also in a graph of torch.compile.
 assert_in_graph: Callable[[Any], None] = _find("_check")

@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from ._base import TensorCollection
 from ._collection import Child, Core
+from ._plans import MultiPlan, ShapePlan
 from .typing import BatchSize, Names, NestedKey
 
 
@@ -157,7 +158,7 @@ class Wrapper(TensorCollection):
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
         return self._wrap(self._tensordict._map(fn))
 
-    def _transform(self, plan: Any) -> Any:
+    def _transform(self, plan: ShapePlan) -> Any:
         return self._wrap(self._tensordict._transform(plan))
 
     def _split_value(self, value: object) -> Sequence[tuple[Core, Any]]:
@@ -169,7 +170,7 @@ class Wrapper(TensorCollection):
         parts = self._tensordict._split_update(plan, source, wanted, path)
         return parts and [(self._wrap_holder(member), part) for member, part in parts]
 
-    def _transform_multi(self, plan: object) -> Any:
+    def _transform_multi(self, plan: MultiPlan) -> Any:
         wrap = self._wrap
         return tuple([wrap(part) for part in self._tensordict._transform_multi(plan)])
 

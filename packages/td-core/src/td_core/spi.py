@@ -32,9 +32,9 @@ from ._locations import check_mode
 from ._locking import check_unlocked, lock
 from ._mapping_views import LEAF_KINDS
 from ._nested_components import compute_seqlens, make_jagged, split_jagged
-from ._new_object import new_object
 from ._nodes import as_named, user_class
 from ._ops.batch_size import as_batch_size
+from ._plans import MultiPlan, ShapePlan
 from ._public_names import LazyFunction, lazy_names, set_module
 from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
@@ -48,6 +48,7 @@ from ._torch_private import (
     guard_forms,
     is_traced,
     make_nested_view,
+    new_object,
     plain_results,
     pytree,
     without_torch_function,
@@ -60,17 +61,18 @@ from ._writes.run import copy_all
 from .plugins.memmap_methods import Progress
 
 __all__ = [
-    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "WRAPPING", "EntrySchema",
-    "Keeper", "LazyFunction", "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper",
-    "as_batch_size", "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode",
-    "check_names", "check_table", "check_unlocked", "check_writable", "choose_algorithm", "compute_digest", "compute_seqlens",
-    "copy_all", "count_users", "decode_table", "describe_table", "dump_table", "expand", "foreach_kernel", "guard_forms",
-    "is_aliasing", "is_expanded", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock",
-    "lock_directory", "make_checksum", "make_dense", "make_header", "make_jagged", "make_nested_view", "make_reporter",
-    "new_object", "parse_json", "plain_results", "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced",
-    "register_pytree", "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background",
-    "run_parallel", "save_together", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan",
-    "suggest_keys", "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
+    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "WRAPPING",
+    "EntrySchema", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "Progress", "ShapePlan",
+    "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory",
+    "as_named", "as_tensor", "check_mode", "check_names", "check_table", "check_unlocked", "check_writable",
+    "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table", "describe_table",
+    "dump_table", "expand", "foreach_kernel", "guard_forms", "is_aliasing", "is_expanded", "is_readable", "is_same_value",
+    "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "make_checksum", "make_dense",
+    "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object", "parse_json", "plain_results",
+    "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced", "register_pytree",
+    "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background", "run_parallel",
+    "save_together", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys",
+    "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.

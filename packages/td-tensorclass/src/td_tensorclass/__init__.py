@@ -20,12 +20,11 @@ from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._attrs import TensorAttrs
-    from ._field_errors import UnknownFieldError
     from ._metadata import MetaData
-    from ._non_tensor import NonTensorData, NonTensorDataBase
+    from ._non_tensor import NonTensorData, NonTensorDataBase, is_leaf_nontensor, is_non_tensor
     from ._non_tensor_stack import NonTensorStack
-    from ._plain_classes import from_dataclass, tensorclass
-    from ._predicates import is_leaf_nontensor, is_non_tensor, is_tensorclass
+    from ._plain_classes import from_dataclass, is_tensorclass, tensorclass
+    from ._schema import UnknownFieldError
     from ._tensorclass import TensorClass
     from ._typed import TypedTensorDict
     from ._unbatched import UnbatchedTensor
@@ -50,10 +49,9 @@ __getattr__, __dir__ = _lazy_names(
     {
         "._attrs": ("TensorAttrs",),
         "._metadata": ("MetaData",),
-        "._non_tensor": ("NonTensorData", "NonTensorDataBase"),
+        "._non_tensor": ("NonTensorData", "NonTensorDataBase", "is_leaf_nontensor", "is_non_tensor"),
         "._non_tensor_stack": ("NonTensorStack",),
-        "._plain_classes": ("from_dataclass", "tensorclass"),
-        "._predicates": ("is_leaf_nontensor", "is_non_tensor", "is_tensorclass"),
+        "._plain_classes": ("from_dataclass", "is_tensorclass", "tensorclass"),
         "._value_settings": (
             "capture_non_tensor_stack",
             "list_to_stack",
@@ -63,6 +61,6 @@ __getattr__, __dir__ = _lazy_names(
         "._tensorclass": ("TensorClass",),
         "._typed": ("TypedTensorDict",),
         "._unbatched": ("UnbatchedTensor",),
-        "._field_errors": ("UnknownFieldError",),
+        "._schema": ("UnknownFieldError",),
     },
 )

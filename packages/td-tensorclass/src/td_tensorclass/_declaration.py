@@ -14,10 +14,9 @@ from torch import Tensor
 from td_core import TensorCollection
 from td_core.spi import as_batch_size, as_device, make_dense
 
-from ._annotations import annotations_of
 from ._casts import make_cast
 from ._registration import register_class
-from ._schema import ALLOWED, RESERVED, Options, Schema, get_local_names, is_tensorclass
+from ._schema import ALLOWED, RESERVED, Options, Schema, annotations_of, get_local_names, is_tensorclass
 
 
 def declare(cls: Any, root: Any, provided: Mapping[str, object], frame: Any) -> None:

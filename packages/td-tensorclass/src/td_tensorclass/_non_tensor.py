@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from td_core import LinkedList, TensorCollection
+from td_core import LinkedList, TensorCollection, default_is_leaf
 from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
+    MultiPlan,
     Node,
+    ShapePlan,
     as_batch_size,
     as_device,
     check_names,
@@ -216,7 +218,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         stack._joints = (), None
         return stack
 
-    def _transform(self, plan: Any) -> Self:
+    def _transform(self, plan: ShapePlan) -> Self:
         stack = self._shown_stack()
         if stack is not None and plan.is_view and plan.resize_batch(self._batch_size).numel():
             return stack._transform(plan)  # type: ignore[no-any-return]
@@ -233,7 +235,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
                 node._stay_part_of(self)
         return node
 
-    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
+    def _transform_multi(self, plan: MultiPlan) -> tuple[Self, ...]:
         stack = self._shown_stack()
         if stack is not None and plan.is_view:
             return stack._transform_multi(plan)
@@ -379,3 +381,24 @@ class NonTensorData(NonTensorDataBase):
         if stacks and not capture_non_tensor_stack():
             return False
         return all(type(item) is type(self) and is_same_value(item._value, self._value) for item in items)
+
+
+def is_non_tensor(data: object) -> bool:
+    """Return True if ``data`` is a node of non-tensor data: NonTensorData, NonTensorStack or MetaData.
+
+    >>> from td_tensorclass import NonTensorData
+    >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
+    (True, False)
+    """
+    return isinstance(data, NonTensorNode)
+
+
+def is_leaf_nontensor(cls: type) -> bool:
+    """Return True if ``cls`` is a class of leaves or of non-tensor data; pass this function as ``is_leaf=`` to ``keys``.
+
+    >>> td = TensorDict({"a": "x", "b": {"c": 1}})
+    >>> list(td.keys(True, True, is_leaf=is_leaf_nontensor))
+    ['a', ('b', 'c')]
+    """
+    # A mapping is stored as a node, not as a leaf.
+    return getattr(cls, "_is_value", False) or (default_is_leaf(cls) and not issubclass(cls, Mapping))

@@ -1,19 +1,25 @@
-"""Methods that td-tensorclass adds to every collection: non-tensor data, ``attrs`` and ``from_dataclass``."""
+"""What td-tensorclass adds to every collection: coercers of values, and methods for non-tensor data and dataclasses."""
 
 from __future__ import annotations
 
 from dataclasses import is_dataclass
 from typing import Any
 
-from td_core import unravel_key_to_tuple
+import torch
+
+from td_core import Coercer, LinkedList, unravel_key_to_tuple
+from td_core.errors import BatchSizeError
 from td_core.plugins.declarations import implements
 from td_core.plugins.value_methods import ValueMethods
 from td_core.typing import NO_DEFAULT, NestedKey
 
 from ._attrs import make_attrs
 from ._non_tensor import NonTensorData
+from ._non_tensor_stack import NonTensorStack
 from ._plain_classes import convert_dataclass
+from ._unbatched import UnbatchedTensor, to_unbatched
 from ._value_nodes import NonTensorNode
+from ._value_settings import list_to_stack
 
 
 @implements(ValueMethods.get_non_tensor)
@@ -66,3 +72,42 @@ def _entry(node: Any, key: NestedKey) -> object:
     for part in unravel_key_to_tuple(key):
         node = node._get_child(part)
     return node
+
+
+def to_data(value: object, batch_size: torch.Size, device: torch.device | None) -> NonTensorData:
+    """Wrap a value as one :class:`NonTensorData` for the whole batch."""
+    data = NonTensorData(value, device=device)
+    # Skip the check of as_batch_size(): the batch size of an uneven lazy stack contains -1.
+    data._set_batch_size(batch_size)
+    return data
+
+
+def to_node(
+    value: object, batch_size: torch.Size, device: torch.device | None
+) -> NonTensorData | NonTensorStack:
+    """Convert a list to a NonTensorStack with one value per batch element, and any other value to one NonTensorData."""
+    if isinstance(value, LinkedList):
+        # Convert to plain lists: nested LinkedLists would write back to the collection that they were read from.
+        value = value.tolist()
+    if not isinstance(value, list) or not list_to_stack():
+        return to_data(value, batch_size, device)
+    uneven = None
+    try:
+        stack = NonTensorStack.from_list(value, max(len(batch_size), 1))
+    except BatchSizeError as error:
+        uneven = error
+    if uneven is not None or stack.batch_size[: len(batch_size)] != batch_size:
+        raise BatchSizeError(
+            f"a list of {len(value)} values gives one for each element of a batch, whose size is {list(batch_size)}; "
+            "wrap the list in NonTensorData() to keep it as one value"
+        ) from uneven
+    stack._device = device
+    return stack
+
+
+#: Coercers for text, bytes and None; for UnbatchedTensor; and for all objects that no other coercer accepts.
+COERCERS = (
+    Coercer((str, bytes, bytearray, type(None)), to_data),
+    Coercer((UnbatchedTensor,), to_unbatched),
+    Coercer((object,), to_node),
+)

@@ -16,7 +16,9 @@ import torch
 from td_core import LinkedList, TensorCollection, TensorDictBase
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.spi import (
+    MultiPlan,
     Node,
+    ShapePlan,
     as_batch_size,
     as_device,
     check_names,
@@ -348,12 +350,12 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 "vmap took a dim away; leave the non-tensor data outside"
             )
 
-    def _gather(self, plan: Any) -> Any:
+    def _gather(self, plan: ShapePlan) -> Any:
         if not self._hidden:
             self._check_whole()
         return plan.locate(self._values_size, self._device)
 
-    def _gather_parts(self, plan: Any) -> list[Any]:
+    def _gather_parts(self, plan: ShapePlan) -> list[Any]:
         """Apply a plan. Return its results: stacks, or NonTensorData for results without batch dims."""
         names = plan.rename_dims(self._names)
         # As in torch, reshaping makes a copy of an expanded stack, in which positions repeat.
@@ -376,7 +378,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             result += [part] if part._batch_size or self._hidden else NonTensorData._of_stack(part, [0])
         return result
 
-    def _dims_after(self, plan: Any) -> tuple[int, ...] | None:
+    def _dims_after(self, plan: ShapePlan) -> tuple[int, ...] | None:
         """Map the dims along which values vary through a plan; None if the plan merges them with other dims."""
         if not (plan.n or plan.lead):
             return self._get_varying_dims()
@@ -425,13 +427,13 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         node._emerges = self._emerges
         return node
 
-    def _transform(self, plan: Any) -> Any:
+    def _transform(self, plan: ShapePlan) -> Any:
         if plan.creates_values:
             maps = plan.locate(self._batch_size)
             return self._pad_values(*maps[0]) if maps else self._kept(plan, plan.lead)
         return self._gather_parts(plan)[0]
 
-    def _transform_multi(self, plan: Any) -> tuple[Any, ...]:
+    def _transform_multi(self, plan: MultiPlan) -> tuple[Any, ...]:
         if plan.creates_values:
             return tuple(self._kept(plan, lead) for lead in plan.leads)
         return tuple(self._gather_parts(plan))
@@ -442,7 +444,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         values = [None if i < 0 else self._values[i] for i in places]
         return self._of(values, torch.Size(size), self._device, self._names)
 
-    def _kept(self, plan: Any, lead: tuple[int, ...]) -> Self:
+    def _kept(self, plan: ShapePlan, lead: tuple[int, ...]) -> Self:
         """Copy the stack for an operation that computes new numbers, such as a sum. Raise if it changes the batch size."""
         size = torch.Size(lead + self._batch_size[plan.n :])
         if size != self._batch_size:

@@ -11,8 +11,8 @@ from td_core import TensorDict
 from td_core.plugins.declarations import shows
 from td_core.typing import BatchSize, DeviceType
 
-from ._annotations import annotations_of
-from ._schema import Options
+from ._non_tensor import NonTensorDataBase
+from ._schema import Options, annotations_of
 from ._tensorclass import TensorClass
 from ._typing import dataclass_transform, takes_keywords
 
@@ -96,6 +96,18 @@ def tensorclass(cls: object = None, /, **options: Any) -> Any:  # noqa: D417  it
         return make_class(plain, options, plain.__name__)
 
     return decorate if cls is None else decorate(cls)
+
+
+def is_tensorclass(obj: object) -> bool:
+    """Return True if an instance or a class is a tensorclass.
+
+    NonTensorData and its subclasses count as tensorclasses with the field ``data``, as in tensordict.
+
+    >>> is_tensorclass(TensorClass), is_tensorclass({})
+    (True, False)
+    """
+    cls = obj if isinstance(obj, type) else type(obj)
+    return issubclass(cls, (TensorClass, NonTensorDataBase))
 
 
 def from_dataclass(

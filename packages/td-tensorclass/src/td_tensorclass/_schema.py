@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from td_core import TensorCollection, TensorDict, unravel_key_to_tuple
-from td_core.spi import EntrySchema, suggest_keys
+from td_core.errors import TensorDictError
+from td_core.spi import EntrySchema, set_module, suggest_keys
 
-from ._annotations import annotations_of
-from ._field_errors import UnknownFieldError
 from ._value_nodes import ValueNode
 
 #: Names that cannot be fields: the other constructor arguments, and internal attributes of classes and instances.
@@ -30,6 +29,15 @@ RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_
 
 #: Names of collection members that may be fields without ``shadow=True``.
 ALLOWED = frozenset({"data", "open"})
+
+
+@set_module("td_tensorclass")
+class UnknownFieldError(TensorDictError, AttributeError, TypeError, ValueError):
+    """An attribute, argument or key of a tensorclass is not one of its fields.
+
+    >>> all(issubclass(UnknownFieldError, each) for each in (AttributeError, TypeError, ValueError))
+    True
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +326,16 @@ def _list_arguments(cls: Any) -> list[dataclasses.Field[object]]:
     """Return the fields and ``InitVar`` arguments of a class, in the order of declaration."""
     declared: dict[str, Any] = cls.__dataclass_fields__
     return [item for item in declared.values() if item._field_type.name != "_FIELD_CLASSVAR"]
+
+
+def annotations_of(cls: type) -> dict[str, Any]:
+    """Return the annotations of a class without inherited ones; undefined names remain strings or ``ForwardRef``."""
+    # Python 3.14 evaluates annotations on access (PEP 649), which raises NameError for undefined names.
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.get_annotations(cls, format=Format.FORWARDREF)
+    return inspect.get_annotations(cls)
 
 
 def collection_class(hint: object) -> Any:

@@ -17,8 +17,7 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictBase
 from td_core.spi import EntrySchema, Node
 from td_core.typing import BatchSize, DeviceType
 
-from ._annotations import annotations_of
-from ._schema import ALLOWED, RESERVED, collection_class
+from ._schema import ALLOWED, RESERVED, annotations_of, collection_class
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
 from ._value_nodes import ValueNode
 

@@ -18,7 +18,9 @@ from td_core.errors import StructureError
 from td_core.spi import (
     LEAF_KINDS,
     PLAIN,
+    MultiPlan,
     Node,
+    ShapePlan,
     as_batch_size,
     as_tensor,
     is_same_value,
@@ -210,10 +212,10 @@ class UnbatchedNode(ValueNode, TensorCollection):
             )
         out.append(value.reshape(()))
 
-    def _transform(self, plan: Any) -> Self:
+    def _transform(self, plan: ShapePlan) -> Self:
         return self._with(self._payload, plan.resize_batch(self._batch_size))
 
-    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
+    def _transform_multi(self, plan: MultiPlan) -> tuple[Self, ...]:
         tail = self._batch_size[plan.n :]
         return tuple([self._with(self._payload, torch.Size(lead + tail)) for lead in plan.leads])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,6 @@ from td_core.spi import (
     stack_plan,
 )
 from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
-
-from ._value_equality import is_equal_value
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -582,6 +581,20 @@ def _select_values(items: Sequence[Any], plan: Any) -> list[object]:
         places.append(torch.arange(size.numel(), device=device).view(size) + len(values))
         values += item._expand_values(item.batch_size)
     return [values[i] for i in plan.leaf(places).flatten().tolist()]
+
+
+def is_equal_value(a: object, b: object) -> bool:
+    """Return True if two values are equal by ``==``, or are arrays of one shape with equal elements; False if ``==`` raises."""
+    if is_same_value(a, b):
+        return True
+    try:
+        equal = a == b
+        if isinstance(equal, (bool, np.bool_)):
+            return bool(equal)
+        # == broadcasts arrays, so compare their shapes, too.
+        return np.shape(a) == np.shape(b) and bool(np.asarray(equal).all())
+    except Exception:  # a user-defined == may raise anything
+        return False
 
 
 def kind_mismatch_error(value: Node, other: object, path: tuple[str, ...]) -> StructureError:

@@ -8,8 +8,7 @@ from typing import Any
 from td_core import Coercer, NodeKind, hookimpl
 from td_core.plugins.declarations import implementations
 
-from . import _non_tensor_methods  # noqa: F401  it implements the methods
-from ._coercion import COERCERS
+from ._non_tensor_methods import COERCERS
 from ._value_kinds import NODE_KINDS
 
 
