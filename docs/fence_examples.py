@@ -1,4 +1,4 @@
-"""Extension of griffe: methods that calls make, declared signatures, and Markdown for examples and roles in docstrings."""
+"""Extension of griffe: methods that calls make, declared signatures, Markdown for examples and roles; and a hook of mkdocs."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ def show_declaration(function: Any, found: Any, loader: Any) -> None:
         parser=loader.docstring_parser,
         parser_options=loader.docstring_options,
     )
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """Hook of mkdocs: mark sessions as such, so that prompts and results are not copied with the code."""
+    return markdown.replace("```python\n>>> ", "```pycon\n>>> ")
 
 
 class FenceExamples(griffe.Extension):
