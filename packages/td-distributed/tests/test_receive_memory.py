@@ -87,7 +87,7 @@ def make_inference_tensor() -> torch.Tensor:
     [
         (
             {"a": make_rows(2, 2), "b": torch.zeros(3)},
-            "the rows of key 'a' have other lengths in the message",
+            "cannot write key 'a' in place: its components and those of the value have different shapes",
         ),
         (
             {"a": make_rows(1, 3), "b": torch.zeros(1).expand(3)},

@@ -56,7 +56,7 @@ from ._torch_private import (
 from ._value_codec import is_readable, is_same_value, parse_json
 from ._walks import expand, visit, walk
 from ._wrapper import Wrapper
-from ._writes.check import check_writable, is_expanded
+from ._writes.check import is_expanded
 from ._writes.run import copy_all
 from .plugins.memmap_methods import Progress
 
@@ -64,7 +64,7 @@ __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "WRAPPING",
     "EntrySchema", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "Progress", "ShapePlan",
     "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory",
-    "as_named", "as_tensor", "check_mode", "check_names", "check_table", "check_unlocked", "check_writable",
+    "as_named", "as_tensor", "check_mode", "check_names", "check_table", "check_unlocked",
     "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table", "describe_table",
     "dump_table", "expand", "foreach_kernel", "guard_forms", "is_aliasing", "is_expanded", "is_readable", "is_same_value",
     "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "make_checksum", "make_dense",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from td_core import Encoded, decode, encode
 from td_core.errors import FormatError, StructureError
-from td_core.spi import as_bytes, check_writable, copy_all, show_path
+from td_core.spi import as_bytes, show_path
 
 from . import _consolidated_file, _key_paths, _memory, _storage, _wire
 from ._consolidated_backend import get_backend
@@ -117,8 +117,10 @@ class ReceiveTarget:
             self._apart = None
             self.check(message)
         encoded, layout, values = self._checked
-        pieces = _storage.Views(storage).pieces(message.layout)
-        order = _write(self.collection, encoded, layout, message, values, pieces)
+        leaves = _storage.Views(storage).leaves(message.layout)
+        order = _order(encoded.nodes, message.nodes)
+        _check_tied(encoded, layout, leaves, order)
+        _write(self.collection, Encoded(message.nodes, leaves, values))
         if self.cache is not None and self.cache.layout is not None and len(storage) == layout.nbytes:
             if all(_have_same_spans(layout.leaves[i], message.layout.leaves[j]) for i, j in order):
                 self.cache.received = message
@@ -145,33 +147,41 @@ def deliver_files(collection: Any, saved: Any) -> None:
     message = Message(b"", _storage.plan(right), right.nodes, [], True)
     layout = _storage.plan(encoded)
     _check_same(encoded, layout, message)
-    pieces = [_storage.pieces_of(leaf)[0] for leaf in right.leaves]
-    _write(collection, encoded, layout, message, right.values, pieces)
+    _check_tied(encoded, layout, right.leaves, _order(encoded.nodes, right.nodes))
+    _write(collection, right)
 
 
-def _write(
-    collection: Any,
-    encoded: Encoded,
-    layout: _storage.Layout,
-    message: Message,
-    values: list[Any],
-    pieces: Sequence[_storage.Pieces],
-) -> list[tuple[int, int]]:
-    """Write the values and leaves of a message, if they fit. Return (own position, position in the message) per leaf."""
-    jobs, order = _match(encoded, layout, message, pieces)
-    source: Any = None
-    if values:
-        leaves: list[Any] = [None] * len(order)
-        for left, right in order:
-            leaves[right] = encoded.leaves[left]
-        with _consolidated_file.convert_damage("a message"):
-            source = decode(Encoded(message.nodes, leaves, values))
+def _write(collection: Any, received: Encoded) -> None:
+    """Write all values and leaves of a message into a collection, or raise before the first write."""
+    with _consolidated_file.convert_damage("a message"):
+        source = decode(received)
     with torch.no_grad():
-        # Write the values first: a node that holds values may still refuse them here.
-        if source is not None:
+        try:
             collection.update_(source)
-        copy_all([target for target, _ in jobs], [piece for _, piece in jobs])
-    return order
+        except StructureError as error:
+            raise StructureError(f"cannot receive: {error}; nothing was changed") from error
+
+
+def _check_tied(
+    encoded: Encoded, layout: _storage.Layout, received: Sequence[Tensor], order: list[tuple[int, int]]
+) -> None:
+    """Raise StructureError if a tensor under several keys would get different elements."""
+    owners: dict[_storage.Leaf, tuple[int, int]] = {}
+    if len({*layout.leaves}) == len(layout.leaves):
+        return
+    for left, right in order:
+        owner, first = owners.setdefault(layout.leaves[left], (left, right))
+        if received[first] is not received[right] and not _have_same_bytes(received[first], received[right]):
+            paths = encoded.leaf_paths()
+            raise StructureError(
+                f"cannot receive: {show_path(paths[left])} is the same tensor as {show_path(paths[owner])} here, and has "
+                "other elements in the message; nothing was changed"
+            )
+
+
+def _have_same_bytes(left: Tensor, right: Tensor) -> bool:
+    pairs = zip(_storage.pieces_of(left)[0], _storage.pieces_of(right)[0], strict=True)
+    return all(torch.equal(as_bytes(first), as_bytes(second)) for first, second in pairs)
 
 
 def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> None:
@@ -197,45 +207,6 @@ def _get_forms(layout: _storage.Layout) -> list[Any]:
 @functools.lru_cache(16)
 def _parse_cached(header: bytes) -> Message:
     return _wire.parse_message(header)
-
-
-def _match(
-    encoded: Encoded, layout: _storage.Layout, message: Message, pieces: Sequence[_storage.Pieces]
-) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[int, int]]]:
-    """Return the (target, source) tensors to copy, and (own position, position in the message) of every leaf."""
-    order = _order(encoded.nodes, message.nodes)
-    tied = len({*layout.leaves}) < len(layout.leaves)
-    leaves = [encoded.leaves[left] for left, _ in order]
-    # Such leaves are not expanded, and no autograd is recorded.
-    if (
-        not tied
-        and _storage.is_all_plain(leaves)
-        and all(map(Tensor.is_contiguous, leaves))
-        and not any(map(Tensor.is_inference, leaves))
-    ):
-        return [(leaf.detach(), pieces[right][0]) for leaf, (_, right) in zip(leaves, order)], order
-    paths = encoded.leaf_paths()
-    jobs: list[tuple[Tensor, Tensor]] = []
-    owners: dict[_storage.Leaf, tuple[int, Tensor]] = {}
-    for leaf, (left, right) in zip(leaves, order, strict=True):
-        target, *fixed = _storage.pieces_of(leaf)[0]
-        piece, *rows = pieces[right]
-        if any(not torch.equal(item, other.to(item.device)) for item, other in zip(fixed, rows, strict=True)):
-            raise StructureError(
-                f"cannot receive: the rows of {show_path(paths[left])} have other lengths in the message; nothing was changed"
-            )
-        try:
-            check_writable(target.detach(), paths[left])
-        except StructureError as error:
-            raise StructureError(f"cannot receive: {error}; nothing was changed") from error
-        owner, first = owners.setdefault(layout.leaves[left], (left, piece)) if tied else (left, piece)
-        if first is not piece and not torch.equal(as_bytes(first), as_bytes(piece)):
-            raise StructureError(
-                f"cannot receive: {show_path(paths[left])} is the same tensor as {show_path(paths[owner])} here, and has "
-                "other elements in the message; nothing was changed"
-            )
-        jobs.append((target.detach(), piece))
-    return jobs, order
 
 
 def _order(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[tuple[int, int]]:

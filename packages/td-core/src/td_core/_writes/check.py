@@ -224,9 +224,9 @@ def is_all_strided(leaves: list[Tensor]) -> bool:
 
 
 def has_passed(node: Core, check: str, tensors: list[Any]) -> bool:
-    """Return True if tensors have the forms of some that passed a check at an earlier write to this node."""
+    """Return True if tensors have the forms of some that passed a check at an earlier write to this node; not for graphs."""
     passed: _Passed | None = getattr(node._inner(), "_passed", None)
-    if not passed or torch.compiler.is_compiling():
+    if not passed:
         return False
     try:
         same = passed.get(_make_key(check, tensors))
@@ -255,4 +255,4 @@ def remember(node: Core, check: str, tensors: list[Tensor]) -> None:
 
 def _make_key(check: str, tensors: list[Tensor]) -> object:
     """Return the key under which a node remembers a check: writes of several forms can take turns."""
-    return check, torch.is_grad_enabled(), len(tensors), tensors[0].shape, tensors[-1].dtype
+    return check, torch.is_grad_enabled(), len(tensors), tensors[0].shape, tensors[0].dtype
