@@ -154,3 +154,9 @@ def test_dispatch_with_value_argument_has_no_batch_size() -> None:
 def test_pickle_tensorclass_module_keeps_out_keys() -> None:
     copied = pickle.loads(pickle.dumps(Add().as_td_module().select_out_keys("y")))
     assert copied(make_input()).keys() == {"y"}
+
+
+def test_partial_tolerant_runs_on_members_of_tensorclass_stack() -> None:
+    stack = Made.lazy_stack([Made(y=ONE, z=ONE), Made(y=ONE)])
+    seq = nn.TensorDictSequential(nn.TensorDictModule(lambda z: z + 1, ["z"], ["y"]), partial_tolerant=True)
+    assert [member.y.tolist() for member in seq(stack).tensordicts] == [[2.0, 2.0], [1.0, 1.0]]

@@ -55,8 +55,8 @@ def find_unlisted_members(text: str, own: set[str]) -> list[str]:
     """Return the places where a module reads a private member of nodes that spi does not list, nor the package defines."""
     tree = ast.parse(text)
     used = [(node.attr, node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    # nn.Module and NamedTuple have members with these names, too.
-    others = {"_buffers", "_parameters", "_load_from_state_dict", "_make"}
+    # nn.Module has members with these names, too.
+    others = {"_buffers", "_parameters", "_load_from_state_dict"}
     known = EVERY_NODE | (SOME_NODES - own - others)
     return sorted(f"line {line}: {name}" for name, line in used if name in known - LISTED - own)
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, overload
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Child = Union[Tensor, "Core"]
 CoreT = TypeVar("CoreT", bound="Core")
+DenseT = TypeVar("DenseT", bound="TensorDict")
 Undo = Callable[[Any], Any]
 
 #: The treedef that ``_flatten_leaves`` returns for ``_unflatten``: a list with a copy of the entries of each visited node;
@@ -557,14 +558,31 @@ def register_dense(factory: Callable[..., TensorDict]) -> None:
     _dense = factory
 
 
+@overload
 def make_dense(
     children: dict[str, Child],
     batch_size: torch.Size,
     device: torch.device | None = None,
     names: Names | None = None,
+) -> TensorDict: ...
+@overload
+def make_dense(
+    children: dict[str, Child],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    names: Names | None,
+    cls: type[DenseT],
+) -> DenseT: ...
+def make_dense(
+    children: dict[str, Child],
+    batch_size: torch.Size,
+    device: torch.device | None = None,
+    names: Names | None = None,
+    cls: type[TensorDict] | None = None,
 ) -> TensorDict:
-    """Build a TensorDict that holds the dict ``children`` itself, without checks."""
-    return _dense(children, batch_size, device, names)
+    """Build a TensorDict, or a node of a subclass, that holds the dict ``children`` itself, without checks."""
+    make = _dense if cls is None else cls._make
+    return make(children, batch_size, device, names)
 
 
 def register_lazy_stack(factory: Callable[[Sequence[Core], int], LazyStackedTensorDict]) -> None:

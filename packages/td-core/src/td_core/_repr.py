@@ -17,7 +17,6 @@ from torch.nn.parameter import is_lazy
 from ._buffers import is_stored
 from ._collection import Child, Core, make_dense
 from ._dtypes import SHORT_NAMES
-from ._inspection import show_size
 from ._public_names import LazyFunction
 from ._pytree import leaves_below
 from ._ragged import get_display_shape, merge_shapes
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _describe = LazyFunction("td_core", "._description", "describe")
+show_size = LazyFunction("td_core", "._inspection", "show_size")
 
 #: Printed for a declared field without an entry; such fields come last, in order of declaration.
 ABSENT = "None"

@@ -8,7 +8,7 @@ a list of operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,19 @@ from typing_extensions import Self
 from ._base import TensorCollection
 from ._collection import Child, Core
 from ._plans import MultiPlan, ShapePlan
-from .typing import BatchSize, Names, NestedKey
+from .typing import BatchSize, Names
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+def _hand_on(method: MethodT) -> MethodT:
+    """Return a method that calls the method of the same name of the wrapped collection, and returns its result."""
+    name = method.__name__
+
+    def call(self: Wrapper, *args: object, **kwargs: object) -> object:
+        return getattr(self._tensordict, name)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 class Wrapper(TensorCollection):
@@ -70,20 +82,21 @@ class Wrapper(TensorCollection):
     def _inner(self) -> Core:
         return self._tensordict
 
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._tensordict._set_batch_size(batch_size)
-
-    def _max_batch_size(self) -> torch.Size | None:
-        return self._tensordict._max_batch_size()
-
-    def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
-        self._tensordict._check_batch_size(batch_size, path)
-
-    def _change_batch_size(self, batch_size: torch.Size) -> None:
-        self._tensordict._change_batch_size(batch_size)
-
-    def _set_device(self, device: torch.device | None) -> None:
-        self._tensordict._set_device(device)
+    _set_batch_size = _hand_on(TensorCollection._set_batch_size)
+    _max_batch_size = _hand_on(TensorCollection._max_batch_size)
+    _check_batch_size = _hand_on(TensorCollection._check_batch_size)
+    _change_batch_size = _hand_on(TensorCollection._change_batch_size)
+    _set_device = _hand_on(TensorCollection._set_device)
+    _get_writable = _hand_on(TensorCollection._get_writable)
+    _describe_child = _hand_on(TensorCollection._describe_child)
+    _peek_child = _hand_on(TensorCollection._peek_child)
+    _add_child = _hand_on(TensorCollection._add_child)
+    _del_child = _hand_on(TensorCollection._del_child)
+    _members_and_dim = _hand_on(TensorCollection._members_and_dim)
+    _tree_children = _hand_on(TensorCollection._tree_children)
+    _plan_writes = _hand_on(TensorCollection._plan_writes)
+    _set_names = _hand_on(TensorCollection._set_names)
+    _get_as = _hand_on(TensorCollection._get_as)
 
     def _children(self) -> Mapping[str, Child]:
         return self._tensordict._children()
@@ -91,30 +104,9 @@ class Wrapper(TensorCollection):
     def _get_child(self, key: str) -> Child:
         return self._tensordict._get_child(key)
 
-    def _get_writable(self, key: str) -> Child:
-        return self._tensordict._get_writable(key)
-
-    def _describe_child(self, key: str) -> Any:
-        return self._tensordict._describe_child(key)
-
-    def _peek_child(self, key: str) -> Child:
-        return self._tensordict._peek_child(key)
-
-    def _add_child(self, key: str, value: Core) -> Child:
-        return self._tensordict._add_child(key, value)
-
-    def _del_child(self, key: str) -> None:
-        self._tensordict._del_child(key)
-
     def _with_batch_size(self, batch_size: torch.Size) -> Any:
         fitted = self._tensordict._with_batch_size(batch_size)
         return self if fitted is self._tensordict else self._wrap(fitted)
-
-    def _members_and_dim(self) -> tuple[Sequence[Core], int] | None:
-        return self._tensordict._members_and_dim()
-
-    def _tree_children(self) -> list[Child]:
-        return self._tensordict._tree_children()
 
     def _zip_members(self, *others: object) -> list[tuple[Any, ...]]:
         return [(self._wrap_holder(node), *parts) for node, *parts in self._tensordict._zip_members(*others)]
@@ -185,12 +177,3 @@ class Wrapper(TensorCollection):
         self._tensordict._assign(
             index, value._inner() if isinstance(value, Core) else value, non_blocking=non_blocking
         )
-
-    def _plan_writes(self, writes: Any, index: Any, value: Any, dims: int | None = None) -> None:
-        self._tensordict._plan_writes(writes, index, value, dims)
-
-    def _set_names(self, names: Names | None) -> None:
-        self._tensordict._set_names(names)
-
-    def _get_as(self, key: NestedKey, default: object, **kwargs: object) -> object:
-        return self._tensordict._get_as(key, default, **kwargs)

@@ -316,7 +316,7 @@ def join_values(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> l
 def _span(dtype: object, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
     if not isinstance(shape, list) or {*map(type, (*shape, start, stop, pad))} != {int}:
         raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
-    return Span._make((_storage.parse_dtype(str(dtype)), tuple(shape), start, stop, pad))
+    return Span(_storage.parse_dtype(str(dtype)), tuple(shape), start, stop, pad)
 
 
 def _plain(tree: Node, encoded: Encoded, layout: Layout) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from td_core import LazyStackedTensorDict, TensorCollection, TensorDict
+from td_core import TensorCollection, TensorDict
 
 from ._data_flow import FlowReport, check_flow, draw_flow, show_flow
 from ._dispatch import dispatch
@@ -477,10 +477,9 @@ class TensorDictSequential(TensorDictModule[Any]):
 
 def run_on_members(module: Any, tensordict: TensorCollection) -> None:
     """Run a module on the members of a lazy stack that have its inputs; a no-op for other collections."""
-    if isinstance(tensordict, LazyStackedTensorDict):
-        for member in tensordict.tensordicts:
-            if has_keys(member, module.in_keys):
-                module(member)
+    for member in getattr(tensordict, "tensordicts", ()):
+        if has_keys(member, module.in_keys):
+            module(member)
 
 
 def has_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> bool:

@@ -356,14 +356,17 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._tensordict._set_child(key, value)
 
     def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None:
-        if isinstance(value, (TensorCollection, Mapping)):
-            self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
+        self._check_source(value)
         super()._assign(index, value, non_blocking=non_blocking)
 
-    def _plan_writes(self, writes: object, index: object, value: object, dims: int | None = None) -> None:
+    def _plan_writes(self, writes: Any, index: object, value: object, dims: int | None = None) -> None:
+        self._check_source(value)
+        super()._plan_writes(writes, index, value, dims)
+
+    def _check_source(self, value: object) -> None:
+        """Raise UnknownFieldError if a value that is written at an index has a key that is not a field."""
         if isinstance(value, (TensorCollection, Mapping)):
             self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
-        super()._plan_writes(writes, index, value, dims)
 
     def _set_children(self, values: Mapping[str, Any]) -> None:
         self._schema.check_keys(values)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 from torch import Tensor, nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictBase
-from td_core.spi import EntrySchema, Node
+from td_core.spi import EntrySchema, Node, make_dense
 from td_core.typing import BatchSize, DeviceType
 
 from ._schema import ALLOWED, RESERVED, annotations_of, collection_class
@@ -229,7 +229,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             return view
         shared = isinstance(inner, TensorDict) and not isinstance(tensordict, nn.Module)
         entries = inner._children() if shared else dict(inner._children())
-        made: Self = cls._make(entries, inner.batch_size, inner.device, inner._names)
+        made = make_dense(entries, inner.batch_size, inner.device, inner._names, cls)
         if shared and inner._locked:
             # Unlocking the view alone would allow changes of the locked collection.
             made._locked, made._lock_parents = inner._locked, [weakref.ref(inner)]
