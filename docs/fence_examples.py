@@ -1,11 +1,13 @@
-"""Extension of griffe: methods that calls make, declared signatures, Markdown for examples and roles; and a hook of mkdocs."""
+"""Extension of griffe: methods that calls make, declared signatures, Markdown for examples and roles; and hooks of mkdocs."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -62,6 +64,18 @@ def show_declaration(function: Any, found: Any, loader: Any) -> None:
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
     """Hook of mkdocs: mark sessions as such, so that prompts and results are not copied with the code."""
     return markdown.replace("```python\n>>> ", "```pycon\n>>> ")
+
+
+def on_post_build(config: Any, **kwargs: Any) -> None:
+    """Hook of mkdocs: raise an error if the search does not find a public method of collections in the reference."""
+    collection = import_module("td_core").TensorDict
+    index = json.loads((Path(config.site_dir) / "search/search_index.json").read_text(encoding="utf-8"))
+    places = {entry["location"].rpartition("#td_core.TensorDict.")[2] for entry in index["docs"]}
+    public = {
+        name for name in dir(collection) if not name.startswith("_") and callable(getattr(collection, name))
+    }
+    if public - places:
+        raise ValueError(f"the reference has no entry for {sorted(public - places)}")
 
 
 class FenceExamples(griffe.Extension):
