@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 from ._public_names import set_module
 from .plugins.memmap_methods import Progress
@@ -34,7 +33,7 @@ class TensorDictFuture(Future):  # type: ignore[type-arg]
     tensor(1)
     """
 
-    def __init__(self, futures: Sequence[Future[object]], resulting_td: Any) -> None:
+    def __init__(self, futures: Sequence[Future[object]], resulting_td: object) -> None:
         super().__init__()
         self.futures = list(futures)
         self.resulting_td = resulting_td
@@ -71,7 +70,7 @@ def run_in_background(work: Callable[[], object], name: str, result: object = No
     return TensorDictFuture([future], result)
 
 
-def _run(work: Callable[[], object], future: Future[Any]) -> None:
+def _run(work: Callable[[], object], future: Future[object]) -> None:
     try:
         result = work()
     except BaseException as error:

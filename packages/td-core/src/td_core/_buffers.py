@@ -191,7 +191,7 @@ def as_bytes(piece: Tensor) -> Tensor:
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
-def is_stored(leaf: Any) -> bool:
+def is_stored(leaf: object) -> bool:
     """Return True for a :class:`~td_core.StoredTensor`.
 
     >>> is_stored(torch.zeros(2))
@@ -257,9 +257,9 @@ def unpack_leaves(
     others: dict[int, Tensor],
     grads: list[int],
     order: list[int] | None,
-    buffers: list[Any],
+    buffers: list[object],
     in_place: bool,
-    attributes: dict[int, dict[str, Any]] | None = None,
+    attributes: dict[int, dict[str, object]] | None = None,
 ) -> Leaves:
     """Rebuild the tensors that :meth:`Leaves.__reduce_ex__` packed into buffers."""
     storages = [_as_storage(buffer, in_place) for buffer in buffers]

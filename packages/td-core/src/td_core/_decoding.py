@@ -159,7 +159,7 @@ def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
     return classes
 
 
-def _format_place(rows: list[dict[str, Any]], position: int | list[int]) -> str:
+def _format_place(rows: list[dict[str, object]], position: int | list[int]) -> str:
     """Format the key path of a node or leaf, or its position in the table if the rows of its parents are damaged."""
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         return show_path(get_key_path(rows, position))

@@ -1,6 +1,6 @@
 """The header in which a file format stores an encoded tree, and work on such a tree before its leaves are read.
 
-The header is JSON: ``{"version": 1, "nodes": rows, "leaves": places, "values": pairs}``. The rows are those of
+The header is JSON: ``{"version": 1, "nodes": rows, "leaves": list(places), "values": pairs}``. The rows are those of
 :class:`~td_core.Encoded`. A place describes where the format has stored a leaf, in a form that the format chooses, such as the
 name of an array. A pair is the result of ``split_value``.
 
@@ -11,7 +11,7 @@ of the places that remain, and calls :func:`decode_table`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -32,7 +32,7 @@ VERSION = 1
 Rows = list[dict[str, Any]]
 
 
-def dump_table(encoded: Encoded, places: list[Any]) -> dict[str, Any]:
+def dump_table(encoded: Encoded, places: Sequence[object]) -> dict[str, Any]:
     """Return the header of an encoded tree; ``places`` has one item for each leaf.
 
     Raises:
@@ -49,7 +49,7 @@ def dump_table(encoded: Encoded, places: list[Any]) -> dict[str, Any]:
         except CodecError as error:
             path = _find_value(encoded, len(pairs))
             raise CodecError(f"cannot save {show_path(path)}: {error}") from error
-    return {"version": VERSION, "nodes": encoded.nodes, "leaves": places, "values": pairs}
+    return {"version": VERSION, "nodes": encoded.nodes, "leaves": list(places), "values": pairs}
 
 
 def _find_value(encoded: Encoded, position: int) -> tuple[str, ...]:
@@ -247,10 +247,7 @@ def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: boo
 
 
 def _without_undefined_classes(rows: Rows) -> Rows:
-    """Replace each row of a tensorclass that is not defined by that of the collection that it holds.
-
-    Return the list itself if all classes are defined.
-    """
+    """Return the rows with those of undefined tensorclasses replaced by what they hold; the list itself if there are none."""
     result = list(rows)
     undefined = False
     for position in range(len(rows) - 1, -1, -1):  # a child is replaced before its parent

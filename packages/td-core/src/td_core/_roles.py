@@ -19,7 +19,7 @@ from .errors import StructureError
 class _BufferMeta(type(Tensor)):  # type: ignore[misc]  # torch does not export the metaclass of Tensor
     """Metaclass that makes ``isinstance`` test the buffer mark, as the metaclass of ``torch.nn.Buffer`` does."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, Tensor) and is_buffer(instance)
 
 
@@ -49,13 +49,13 @@ class Buffer(Tensor, metaclass=_BufferMeta):
         mark_buffer(self, state["persistent"])
 
 
-def is_parameter(leaf: Any) -> bool:
+def is_parameter(leaf: object) -> bool:
     """Return True if a leaf is a parameter."""
     # Hot path: the exact type test is much faster than isinstance with the metaclass of Parameter.
     return type(leaf) is nn.Parameter or isinstance(leaf, nn.Parameter)
 
 
-def is_buffer(leaf: Any) -> bool:
+def is_buffer(leaf: object) -> bool:
     """Return True if a leaf has the buffer mark."""
     return getattr(leaf, "_is_buffer", False)
 
@@ -65,7 +65,7 @@ def is_differentiable(leaf: Tensor) -> bool:
     return leaf.is_floating_point() or leaf.is_complex()
 
 
-def is_persistent(leaf: Any) -> bool:
+def is_persistent(leaf: object) -> bool:
     """Return True if the state dict of the module contains the leaf."""
     return is_parameter(leaf) or getattr(leaf, "persistent", True)
 
@@ -102,7 +102,7 @@ def is_settled(leaf: Tensor) -> bool:
     return is_parameter(leaf) or is_buffer(leaf) or is_lazy(leaf)
 
 
-def is_registered(leaf: Any) -> bool:
+def is_registered(leaf: object) -> bool:
     """Return True for a parameter, or a tensor that requires grad and replaces a parameter."""
     return is_parameter(leaf) or (isinstance(leaf, Tensor) and leaf.requires_grad and not is_buffer(leaf))
 

@@ -94,7 +94,7 @@ class Serializer(ABC):
         directory, a URL or an object.
         """
 
-    def load_as(self, cls: type, location: Location, **options: Any) -> Any:
+    def load_as(self, cls: type, location: Location, **options: object) -> Any:
         """Load the collection at ``location`` as an instance of ``cls``, if that class has declared entries.
 
         Raises:
@@ -117,7 +117,7 @@ class Serializer(ABC):
         """
         self._refuse("open", "load() reads it completely")
 
-    def create(self, like: Any, location: Location, **options: Any) -> Any:
+    def create(self, like: Any, location: Location, **options: object) -> Any:
         """Create a save of zeros with the structure, shapes and dtypes of ``like``, and return it opened for writing.
 
         ``like`` may hold expanded or meta tensors: its elements are not read.
@@ -131,11 +131,11 @@ class Serializer(ABC):
         """Add the rows of a collection to the save, along the first batch dim."""
         self._refuse("append", "load() it, torch.cat() the rows and save() the result")
 
-    def inspect(self, location: Location, **options: Any) -> Tree:
+    def inspect(self, location: Location, **options: object) -> Tree:
         """Return the tree of the save from its header alone: keys, kinds, shapes, dtypes, sizes."""
         self._refuse("inspect", "load() it and print the result")
 
-    def verify(self, location: Location, **options: Any) -> Report:
+    def verify(self, location: Location, **options: object) -> Report:
         """Check the save for missing and damaged parts, and return a report."""
         self._refuse("verify", "load() raises FormatError for damage that it finds")
 

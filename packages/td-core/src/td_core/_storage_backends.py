@@ -73,7 +73,7 @@ class Keeper:
         ``writes`` is True before a write, which must not overwrite values of other processes.
         """
 
-    def check(self, node: Core, values: Sequence[Any]) -> None:
+    def check(self, node: Core, values: Sequence[object]) -> None:
         """Raise an error if the values of ``node`` cannot be stored here."""
 
     def lock(self, node: Core) -> AbstractContextManager[Any]:

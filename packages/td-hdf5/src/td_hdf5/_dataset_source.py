@@ -130,7 +130,7 @@ class DatasetSource:
             )
         return self._mapped[shared]
 
-    def _find(self, file: Any) -> Any:
+    def _find(self, file: object) -> Any:
         """Return the ``DatasetID``. Raise FormatError if it is missing, or has another shape or dtype."""
         if self._found is not None and self._found[0] is file and self._found[1] == self.file.structure:
             return self._found[2]
@@ -192,7 +192,7 @@ def _write_dataset(dataset: Any, index: tuple[Any, ...], value: Tensor, dtype: t
         write_part(dataset, piece.contiguous().view(dtype), part)
 
 
-def _find_vector(index: tuple[Any, ...]) -> int | None:
+def _find_vector(index: tuple[object, ...]) -> int | None:
     """Return the dim that is indexed with positions, or None."""
     return next((dim for dim, item in enumerate(index) if not isinstance(item, slice)), None)
 

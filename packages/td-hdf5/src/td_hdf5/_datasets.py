@@ -74,7 +74,7 @@ def create_file(path: str, access: Any) -> Any:
     return h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access)
 
 
-def create_group(parent: Any, name: str) -> Any:
+def create_group(parent: object, name: str) -> Any:
     """Create a group that keeps the order of its links, and return its ``GroupID``."""
     creation = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
     creation.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
@@ -115,7 +115,12 @@ def choose_chunks(shape: Sequence[int], itemsize: int, chunks: Any) -> tuple[int
 
 
 def create_dataset(
-    parent: Any, name: str, array: Array, options: Mapping[str, Any], *, names: Sequence[str | None] = ()
+    parent: object,
+    name: str,
+    array: Array,
+    options: Mapping[str, object],
+    *,
+    names: Sequence[str | None] = (),
 ) -> Any:
     """Create a dataset, and return its ``DatasetID``.
 
@@ -214,7 +219,7 @@ def read_whole(dataset: Any, target: Tensor) -> None:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, target.numpy(), _TYPES[target.dtype])
 
 
-def find_array(file: Any, name: str, path: str, wanted: Array | None = None) -> tuple[Any, Array]:
+def find_array(file: object, name: str, path: str, wanted: Array | None = None) -> tuple[Any, Array]:
     """Return the ``DatasetID`` of a name, and its dtype and shape, which is faster if they are those of ``wanted``.
 
     Raises:
@@ -287,12 +292,12 @@ def describe_storage(dataset: Any) -> str:
     )
 
 
-def count_links(file: Any, name: str) -> int:
+def count_links(file: object, name: str) -> int:
     """Return the number of links in a group."""
     return int(h5py.h5g.open(file, name.encode() or b".").get_num_objs())
 
 
-def write_header(file: Any, header: Mapping[str, Any]) -> None:
+def write_header(file: object, header: Mapping[str, object]) -> None:
     """Write a header into the attributes of a file or group, in the place of the header that it has."""
     text = json.dumps(header, separators=(",", ":")).encode()
     root = h5py.h5g.open(file, b".")
@@ -306,12 +311,12 @@ def write_header(file: Any, header: Mapping[str, Any]) -> None:
         number += 1
 
 
-def write_text(owner: Any, name: str, text: str) -> None:
+def write_text(owner: object, name: str, text: str) -> None:
     """Write an attribute of text, in the place of one that exists."""
     _write_text(owner, name.encode(), text.encode())
 
 
-def _write_text(owner: Any, name: bytes, text: bytes) -> None:
+def _write_text(owner: object, name: bytes, text: bytes) -> None:
     if h5py.h5a.exists(owner, name):
         h5py.h5a.delete(owner, name)
     data = np.array(text)
@@ -319,7 +324,7 @@ def _write_text(owner: Any, name: bytes, text: bytes) -> None:
     attribute.write(data)
 
 
-def read_header(file: Any, path: str) -> Any:
+def read_header(file: object, path: str) -> Any:
     """Return the header in the attributes of a file or group, or None if there is none.
 
     Raises:
@@ -338,7 +343,7 @@ def read_header(file: Any, path: str) -> Any:
         return json.loads(text)
 
 
-def _read_text(owner: Any, name: bytes) -> bytes:
+def _read_text(owner: object, name: bytes) -> bytes:
     attribute = h5py.h5a.open(owner, name)
     data = np.empty((), f"S{attribute.get_type().get_size()}")
     attribute.read(data)

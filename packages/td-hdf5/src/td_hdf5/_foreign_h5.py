@@ -51,7 +51,7 @@ class Foreign:
     loaded: dict[str, Tensor] = field(default_factory=dict)
 
 
-def read_foreign(file: Any, path: str, *, strict: bool | None, stacks: bool = True) -> Foreign:
+def read_foreign(file: object, path: str, *, strict: bool | None, stacks: bool = True) -> Foreign:
     """Read what describes the groups and datasets of an open file.
 
     Args:
@@ -96,14 +96,14 @@ class _Reader:
         self.above.append(above)
         return position
 
-    def add_leaf(self, position: int, key: str, name: str, array: Array, place: Any = None) -> None:
+    def add_leaf(self, position: int, key: str, name: str, array: Array, place: object = None) -> None:
         leaves: list[Any] = self.result.table.leaves
         self.result.arrays[name] = array
         self.result.table.nodes[position]["entries"].append([key, [len(leaves)]])
         leaves.append(name if place is None else place)
         self.shapes[position].append(array.shape)
 
-    def read_group(self, file: Any) -> None:
+    def read_group(self, file: object) -> None:
         """Read the groups of a file, parents first."""
         root = h5py.Group(h5py.h5g.open(file, b"."))
         todo: list[tuple[h5py.Group, str, int, frozenset[Any]]] = [

@@ -34,7 +34,7 @@ class Layout:
         rows: list[dict[str, Any]] = self.plan.header["nodes"]
         return rows
 
-    def make_header(self, hashes: dict[str, Any] | None = None) -> dict[str, Any]:
+    def make_header(self, hashes: dict[str, object] | None = None) -> dict[str, Any]:
         """Return the header in the attributes of the root."""
         header = {key: value for key, value in self.plan.header.items() if key != "check"}
         header["groups"] = self.groups
@@ -62,7 +62,7 @@ class Layout:
                             yield name, None if isinstance(ref, list) else ref
 
 
-def make_layout(data: Any, *, blank: bool = False) -> Layout:
+def make_layout(data: object, *, blank: bool = False) -> Layout:
     """Plan the save of a collection, without reading the elements of a leaf. With ``blank``, elements are not saved.
 
     Raises:
@@ -71,7 +71,7 @@ def make_layout(data: Any, *, blank: bool = False) -> Layout:
     return _make_layout(data, lambda path: "/".join(map(escape_key, path)), blank)
 
 
-def make_entry_layout(data: Any, key: str, group: str, taken: Container[str]) -> Layout:
+def make_entry_layout(data: object, key: str, group: str, taken: Container[str]) -> Layout:
     """Plan to write an entry into a group of a file; ``data`` has it as its only one, ``taken`` the names of all links."""
     base = f"{group}/{escape_key(key)}" if group else escape_key(key)
     name, number = base, 1
@@ -85,7 +85,7 @@ def make_entry_layout(data: Any, key: str, group: str, taken: Container[str]) ->
     return _make_layout(data, join, False)
 
 
-def _make_layout(data: Any, join: Callable[[KeyPath], str], blank: bool) -> Layout:
+def _make_layout(data: object, join: Callable[[KeyPath], str], blank: bool) -> Layout:
     plan = make_array_plan(
         data, NATIVE, lambda path: join(path) if path else "data", blank=blank, separator="/"
     )

@@ -125,12 +125,12 @@ class LiveHeader:
         row.entries[key] = [copied]
         return copied
 
-    def remove(self, file: Any, row: Row, key: str) -> None:
+    def remove(self, file: object, row: Row, key: str) -> None:
         """Remove an entry, with the datasets and groups that no other one has."""
         self.vacate(file, row, key)
         del row.entries[key]
 
-    def vacate(self, file: Any, row: Row, key: str) -> None:
+    def vacate(self, file: object, row: Row, key: str) -> None:
         """Remove the content of an entry, which gets another one at its position among the keys."""
         child = row.entries[key]
         row.entries[key] = [None]

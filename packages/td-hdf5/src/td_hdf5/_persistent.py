@@ -39,7 +39,7 @@ class _Store:
     """
 
     def __init__(
-        self, file: StoreFile, mode: str, header: LiveHeader, device: Any, options: dict[str, Any]
+        self, file: StoreFile, mode: str, header: LiveHeader, device: object, options: dict[str, object]
     ) -> None:
         self.file, self.mode, self.header, self.device, self.options = file, mode, header, device, options
 
@@ -224,7 +224,7 @@ class PersistentTensorDict(LiveCollection):
         )  # which refuses a block without such an operation
         self.close()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Reduce to the path of the file and the keys of a nested collection."""
         return rebuild_persistent, (
             self.filename,

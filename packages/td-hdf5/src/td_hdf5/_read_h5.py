@@ -124,7 +124,7 @@ def _describe_group(group: h5py.Group, strict: bool | None, stacks: bool) -> Sav
     return found
 
 
-def describe_file(file: Any, path: str, *, strict: bool | None = None, stacks: bool = True) -> Save:
+def describe_file(file: object, path: str, *, strict: bool | None = None, stacks: bool = True) -> Save:
     """Read the header of an open file, or what describes a file of another program."""
     header = read_header(file, path)
     if header is not None:
@@ -310,7 +310,7 @@ def open_collection(
 
 
 def create(
-    like: Any,
+    like: object,
     path: Location,
     *,
     chunks: int | tuple[int, ...] | bool | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import h5py
@@ -101,36 +102,35 @@ def save(
     layout = make_layout(data)
     report = make_reporter(progress, sum(array.nbytes for array in layout.plan.arrays.values()), "save")
 
-    def write() -> None:
-        if isinstance(path, h5py.Group):
-            _write_group(layout, path, options, checksums=checksums, report=report)
-            return
-        _write_new(layout, place, options, checksums=checksums, durable=durable, report=report)
-
+    fill = partial(_fill, layout, options, checksums=checksums, report=report)
+    if isinstance(path, h5py.Group):
+        write = partial(_write_group, path, fill)
+    else:
+        write = partial(_write_new, place, fill, durable)
     if not return_early:
         write()
         return data
     return run_in_background(write, "td-hdf5-save", data)
 
 
-def create_new(data: Any, path: Location, options: Mapping[str, Any]) -> None:
+def create_new(data: object, path: Location, options: Mapping[str, object]) -> None:
     """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
 
     Raises:
         FileExistsError: something is at ``path``.
     """
-    layout = make_layout(data, blank=True)
+    fill = partial(_fill, make_layout(data, blank=True), options, blank=True)
     if isinstance(path, h5py.Group):
         if len(path):
             raise FileExistsError(
                 f"cannot create a save in {path.name!r} of {path.file.filename}: it has entries"
             )
-        _write_group(layout, path, options, blank=True)
+        _write_group(path, fill)
         return
     place = os.fspath(path)
     if os.path.lexists(place):
         raise FileExistsError(f"cannot create {place!r}: it exists")
-    _write_new(layout, place, options, blank=True)
+    _write_new(place, fill)
 
 
 def check_replaceable(group: h5py.Group) -> None:
@@ -142,40 +142,26 @@ def check_replaceable(group: h5py.Group) -> None:
         raise FileExistsError(f"cannot save to {where}: it has entries that td has not written; remove them")
 
 
-def _write_group(
-    layout: Layout,
-    group: h5py.Group,
-    options: Mapping[str, Any],
-    *,
-    checksums: bool = False,
-    blank: bool = False,
-    report: Callable[[int], None] = lambda count: None,
-) -> None:
+def _write_group(group: h5py.Group, fill: Callable[[object], None]) -> None:
     for name in list(group):
         del group[name]
-    digests = write_arrays(group.id, layout, options, checksums=checksums, blank=blank, report=report)
-    write_header(group.id, layout.make_header(digests))
+    fill(group.id)
     group.file.flush()
 
 
-def _write_new(
-    layout: Layout,
-    path: str,
-    options: Mapping[str, Any],
-    *,
-    checksums: bool = False,
-    durable: bool = False,
-    blank: bool = False,
-    report: Callable[[int], None] = lambda count: None,
-) -> None:
+def _write_new(path: str, fill: Callable[[object], None], durable: bool = False) -> None:
     with NewFile(path) as new:
         file = create_file(new.temporary, make_access())
         try:
-            digests = write_arrays(file, layout, options, checksums=checksums, blank=blank, report=report)
-            write_header(file, layout.make_header(digests))
+            fill(file)
         finally:
             close_file(file)
         new.commit(durable=durable)
+
+
+def _fill(layout: Layout, options: Mapping[str, Any], file: Any, **how: Any) -> None:
+    digests = write_arrays(file, layout, options, **how)
+    write_header(file, layout.make_header(digests))
 
 
 def write_arrays(
@@ -225,7 +211,7 @@ def write_arrays(
     return {"algorithm": algorithm, "datasets": digests} if checksums else None
 
 
-def write_facts(group: Any, layout: Layout, position: int) -> None:
+def write_facts(group: object, layout: Layout, position: int) -> None:
     """Write batch size and dim names of a node into attributes, for people who look at the file."""
     meta = layout.rows[position]["meta"]
     for name, value in (("td_batch_size", meta.get("batch_size")), ("td_names", meta.get("names"))):
@@ -234,7 +220,7 @@ def write_facts(group: Any, layout: Layout, position: int) -> None:
 
 
 def _write_elements(
-    dataset: Any, planned: PlannedArray, array: Array, checksum: Any, report: Callable[[int], None]
+    dataset: object, planned: PlannedArray, array: Array, checksum: object, report: Callable[[int], None]
 ) -> None:
     if planned.dim is None and isinstance(planned.parts[0], StoredTensor):
         (leaf,) = planned.parts

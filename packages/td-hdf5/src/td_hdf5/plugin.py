@@ -34,7 +34,7 @@ class Hdf5Format(Serializer):
     inspect = LazyFunction(__package__, "._check_h5", "inspect")
     verify = LazyFunction(__package__, "._check_h5", "verify")
 
-    def detect(self, location: Any, head: bytes) -> bool:
+    def detect(self, location: object, head: bytes) -> bool:
         """Return True for a file with the signature of HDF5, which can be after a block of another program; or for a group."""
         if not isinstance(location, Path):
             return True
@@ -55,7 +55,7 @@ class Hdf5Format(Serializer):
 _FORMAT = Hdf5Format()
 
 
-def to_h5(self: Any, filename: str | os.PathLike[str], **options: Any) -> Any:
+def to_h5(self: object, filename: str | os.PathLike[str], **options: object) -> Any:
     """Save the collection as an HDF5 file, and return it opened for writing; see :func:`td_hdf5.to_h5`.
 
     Example:
@@ -96,7 +96,7 @@ def from_h5(
     )
 
 
-def _open_as(cls: type, filename: Any, **options: Any) -> Any:
+def _open_as(cls: type, filename: object, **options: object) -> Any:
     from ._persistent import open_as
 
     return open_as(cls, filename, **options)

@@ -201,7 +201,7 @@ def _make_sidecar(tree: DirectoryTree, node: Node, rows: _Rows) -> dict[Parts, b
 
 
 def _check_values(
-    tree: DirectoryTree, node: Node, meta: dict[str, object], right: dict[str, Any], rows: _Rows
+    tree: DirectoryTree, node: Node, meta: dict[str, object], right: dict[str, object], rows: _Rows
 ) -> None:
     """Raise AppendError if the non-tensor values of the rows differ from the saved values."""
     pickled = rows.texts.get((*_get_rows_directory(node), _file_names.PICKLE))

@@ -33,7 +33,7 @@ from ._shapes import Shape, as_shape, has_prefix, show_shape
 from ._tensor import MemoryMappedTensor
 
 
-def _require_backend(data: Any) -> MemmapBackend:
+def _require_backend(data: object) -> MemmapBackend:
     saved = get_backend(data)
     if saved is None:
         raise StructureError(
@@ -188,7 +188,7 @@ def _concurrent_add_error(directory: str, name: str) -> StructureError:
 
 @contextlib.contextmanager
 def _declare_entry(
-    directory: str, name: str, stem: str, entry: dict[str, Any]
+    directory: str, name: str, stem: str, entry: dict[str, object]
 ) -> Iterator[tuple[DirectoryTree, Any]]:
     """Add an entry to a node's metadata, under a lock, after the ``with`` block has written the entry's files."""
     with DirectoryTree.at_path(directory) as tree, _fs.lock_directory(tree.root):

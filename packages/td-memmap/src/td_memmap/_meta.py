@@ -219,7 +219,7 @@ def read_level(
     return level
 
 
-def _version(obj: Any, location: Location) -> int:
+def _version(obj: object, location: Location) -> int:
     if not isinstance(obj, dict):
         raise location.error("the metadata", obj, "an object")
     version = obj.get("_format_version", 0)
@@ -379,7 +379,7 @@ def _general_kind(
     return kind, cls
 
 
-def _general(obj: dict[str, Any], location: Location) -> Level:
+def _general(obj: dict[str, object], location: Location) -> Level:
     """Read metadata in the general form."""
     meta, members, values = obj.get("meta"), obj.get("members", []), obj.get("values", {})
     if not isinstance(meta, dict):

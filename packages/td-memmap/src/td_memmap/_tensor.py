@@ -317,7 +317,7 @@ class MemoryMappedTensor(Tensor):
         return result if index is None else result[index]
 
     @classmethod
-    def empty(cls, *args: object, **kwargs: Any) -> MemoryMappedTensor:
+    def empty(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
         """Create a tensor of zeros without writing them; disk space is reserved. Arguments as for :meth:`zeros`.
 
         >>> MemoryMappedTensor.empty(3, dtype=torch.bool).shape

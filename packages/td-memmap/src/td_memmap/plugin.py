@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from td_core import Serializer, TensorCollection
 from td_core.plugins.declarations import implementations
 from td_core.plugins.hookspecs import hookimpl
-from td_core.plugins.memmap_methods import LoadMemmapOptions, Progress
+from td_core.plugins.memmap_methods import LoadMemmapOptions
+from td_core.spi import LazyFunction
 
 from ._methods import copy_save, create_memmap, load_as, load_memmap, memmap, open_memmap
-
-if TYPE_CHECKING:
-    from td_core import Report, Tree
 
 
 class DirectoryFormat(Serializer):
@@ -32,6 +30,8 @@ class DirectoryFormat(Serializer):
     load = staticmethod(load_memmap)  # type: ignore[assignment]
     open = staticmethod(open_memmap)  # type: ignore[assignment]
     create = staticmethod(create_memmap)  # type: ignore[assignment]
+    inspect = LazyFunction(__package__, "._inspect", "inspect")
+    verify = LazyFunction(__package__, "._manifest", "verify")
 
     def load_as(self, cls: type, location: Any, **options: Any) -> Any:
         """Load the collection at ``location`` as an instance of ``cls``, if that class has declared fields."""
@@ -59,18 +59,6 @@ class DirectoryFormat(Serializer):
         from ._append import append_memmap
 
         append_memmap(location, rows, allow_pickle=allow_pickle)
-
-    def inspect(self, location: Any) -> Tree:  # type: ignore[override]
-        """Return the tree of a save; see ``td_memmap.inspect``."""
-        from ._inspect import inspect
-
-        return inspect(location)
-
-    def verify(self, location: Any, *, progress: Progress = False) -> Report:  # type: ignore[override]
-        """Check the files of a save; see ``td_memmap.verify``."""
-        from ._manifest import verify
-
-        return verify(location, progress=progress)
 
 
 @hookimpl

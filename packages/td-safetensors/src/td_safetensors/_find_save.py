@@ -68,7 +68,7 @@ class Save:
         hashes: the hashes of the tensors as in the ``td`` header, or None.
     """
 
-    def __init__(self, path: str, arrays: Arrays, table: Encoded, hashes: Any = None) -> None:
+    def __init__(self, path: str, arrays: Arrays, table: Encoded, hashes: object = None) -> None:
         self.path, self.arrays, self.table, self.hashes = path, arrays, table, hashes
         self.is_remote = is_url(path)
 
@@ -98,7 +98,7 @@ class Save:
 
 @contextlib.contextmanager
 def open_save(
-    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None
 ) -> Iterator[Save]:
     """Open a file, an index, or a directory with one of them, and read its headers.
 
@@ -128,7 +128,7 @@ def _describe_file(file: File | RemoteFile) -> Save:
     return _describe(file.path, arrays, file.header.metadata)
 
 
-def _open_remote(url: str, storage_options: Mapping[str, Any] | None) -> Save:
+def _open_remote(url: str, storage_options: Mapping[str, object] | None) -> Save:
     """Open a file or the shards of an index at a URL."""
     system, path = connect(url, storage_options)
     if system.isdir(path):
@@ -151,7 +151,7 @@ def _join_url(url: str, file: str) -> str:
     return f"{url.rpartition('/')[0]}/{file}"
 
 
-def _read_metadata(index: dict[str, Any]) -> dict[str, str]:
+def _read_metadata(index: dict[str, object]) -> dict[str, str]:
     return {"td": json.dumps(index["td"])} if "td" in index else {}
 
 

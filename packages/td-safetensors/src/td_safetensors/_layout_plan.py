@@ -27,7 +27,7 @@ class Plan:
     header: dict[str, Any]
     reference: dict[str, Any] | None
 
-    def make_metadata(self, hashes: dict[str, Any] | None = None) -> dict[str, str]:
+    def make_metadata(self, hashes: dict[str, object] | None = None) -> dict[str, str]:
         """Return the metadata of a file: both headers as JSON."""
         header = {**self.header, **({"hashes": hashes} if hashes else {})}
         metadata = {"format": "pt"}
@@ -38,7 +38,7 @@ class Plan:
         return metadata
 
 
-def make_plan(data: Any, *, blank: bool = False) -> Plan:
+def make_plan(data: object, *, blank: bool = False) -> Plan:
     """Plan the save of a collection, without reading the elements of a leaf. With ``blank``, elements are not saved.
 
     Raises:

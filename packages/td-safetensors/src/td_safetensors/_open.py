@@ -60,7 +60,7 @@ def open_collection(
     mode: str = "r",
     keys: Iterable[NestedKey] | NestedKey | None = None,
     strict: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Any:
     """Open a safetensors file, or a directory of shards, without reading its leaves.
 
@@ -114,7 +114,7 @@ def open_collection(
     return result if mode == "c" else result.lock_()
 
 
-def create(like: Any, path: str | os.PathLike[str], *, durable: bool = False) -> Any:
+def create(like: object, path: str | os.PathLike[str], *, durable: bool = False) -> Any:
     """Write a file of zeros with the structure, shapes and dtypes of a collection, and open it for writing.
 
     Raises:

@@ -30,14 +30,14 @@ _GROUP = 1 << 20
 def load(
     path: str | os.PathLike[str],
     *,
-    device: Any = None,
+    device: object = None,
     keys: Iterable[NestedKey] | NestedKey | None = None,
-    rows: Any = None,
+    rows: object = None,
     strategy: str = "auto",
     strict: bool = True,
     num_threads: int = 0,
     progress: Progress = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Any:
     """Load a collection from a safetensors file, or from a directory of shards.
 
@@ -113,7 +113,7 @@ def _load(
 
 
 def _read_ranges(
-    save: Save, table: Encoded, rows: Any, strict: bool, num_threads: int, progress: Progress
+    save: Save, table: Encoded, rows: object, strict: bool, num_threads: int, progress: Progress
 ) -> Any:
     """Load the leaves of a table, or only some rows of them, as ranges of bytes."""
     opened: dict[str, Tensor] = {}

@@ -25,7 +25,7 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
-def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
+def connect(url: str, options: Mapping[str, object] | None) -> tuple[Any, str]:
     """Return the file system of a URL, and the path in it.
 
     Raises:
@@ -51,7 +51,7 @@ class RemoteReader:
 
     gap = 1 << 18
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None, stamp: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, options: Mapping[str, object] | None, stamp: Mapping[str, object]) -> None:
         self.url, self.options, self.stamp = url, options, stamp
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -89,7 +89,7 @@ class RemoteReader:
 class RemoteFile:
     """A file at a URL with its header."""
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
+    def __init__(self, url: str, options: Mapping[str, object] | None) -> None:
         system, path = connect(url, options)
         stamp = _find_stamp(system, path)
         size = stamp.get("size")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from td_core.array_formats import PlannedArray
 from td_core.errors import FormatError
@@ -67,7 +66,7 @@ def choose_file(path: str, names: Collection[str]) -> str:
     return others[0] if len(others) == 1 else SINGLE
 
 
-def check_weight_map(index: Any, path: str) -> dict[str, str]:
+def check_weight_map(index: object, path: str) -> dict[str, str]:
     """Return the map from tensors to files of an index. All files are below the directory of the index.
 
     Raises:

@@ -18,7 +18,7 @@ from ._find_save import Save, open_save
 from ._format import get_dtype
 
 
-def inspect(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Tree:
+def inspect(path: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None) -> Tree:
     """Return the tree of a save from its header alone; ``storage_options`` are arguments of fsspec, for a URL.
 
     Raises:
@@ -53,7 +53,7 @@ def verify(
     path: str | os.PathLike[str],
     *,
     progress: Progress = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Report:
     """Check the structure of a save, and the hash of each tensor if hashes were stored (``checksums=True``).
 

@@ -119,7 +119,7 @@ def check_local(path: str | os.PathLike[str]) -> str:
     return place
 
 
-def create_file(like: Any, path: str | os.PathLike[str], *, durable: bool = False) -> None:
+def create_file(like: object, path: str | os.PathLike[str], *, durable: bool = False) -> None:
     """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
 
     Raises:
@@ -281,7 +281,7 @@ def _save_shards(
             _remove(os.path.join(folder, name))
 
 
-def _write_index(path: str, content: dict[str, Any], durable: bool) -> None:
+def _write_index(path: str, content: dict[str, object], durable: bool) -> None:
     with NewFile(path) as file:
         file.write([json.dumps(content, indent=2).encode()])
         if durable:

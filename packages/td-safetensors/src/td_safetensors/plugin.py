@@ -33,7 +33,7 @@ class SafetensorsFormat(Serializer):
     inspect = LazyFunction(__package__, "._tree_and_checks", "inspect")
     verify = LazyFunction(__package__, "._tree_and_checks", "verify")
 
-    def detect(self, location: Any, head: bytes) -> bool:
+    def detect(self, location: object, head: bytes) -> bool:
         """Return True for a safetensors file, an index of shards, or a directory with one of them."""
         if head:
             if head[8:9] == b"{":
@@ -52,7 +52,7 @@ class SafetensorsFormat(Serializer):
 _FORMAT = SafetensorsFormat()
 
 
-def to_safetensors(self: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+def to_safetensors(self: object, path: str | os.PathLike[str], **options: object) -> Any:
     """Save the collection as a safetensors file; see :func:`td_safetensors.save`.
 
     Example:
@@ -61,7 +61,7 @@ def to_safetensors(self: Any, path: str | os.PathLike[str], **options: Any) -> A
     return _FORMAT.save(self, path, **options)
 
 
-def from_safetensors(path: str | os.PathLike[str], **options: Any) -> Any:
+def from_safetensors(path: str | os.PathLike[str], **options: object) -> Any:
     """Load a safetensors file; see :func:`td_safetensors.load`. A class with declared entries returns an instance of itself.
 
     Example:
@@ -72,7 +72,7 @@ def from_safetensors(path: str | os.PathLike[str], **options: Any) -> Any:
     return _FORMAT.load(path, **options)
 
 
-def _load_as(cls: type, path: Any, **options: Any) -> Any:
+def _load_as(cls: type, path: object, **options: object) -> Any:
     return _FORMAT.load_as(cls, path, **options)
 
 

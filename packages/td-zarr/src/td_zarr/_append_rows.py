@@ -76,7 +76,7 @@ def _without_elements(rows: Any) -> Any:
     return decode(replace(encoded, leaves=blank, objects=[]))
 
 
-def _name_difference(whole: Mapping[str, Any], old: Mapping[str, Any]) -> str:
+def _name_difference(whole: Mapping[str, object], old: Mapping[str, object]) -> str:
     missing, extra = sorted(old.keys() - whole.keys()), sorted(whole.keys() - old.keys())
     return f"with the rows it would need other arrays; missing: {missing!r:.300}, new: {extra!r:.300}"
 

@@ -93,7 +93,7 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def check_name(name: Any, where: str) -> str:
+def check_name(name: object, where: str) -> str:
     """Return the name of an array that a document gives, or raise FormatError if it could leave the group."""
     if not isinstance(name, str) or any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name:
         raise FormatError(f"{where}: {name!r:.200} is not the name of an array")
@@ -117,7 +117,7 @@ class ChunkOptions:
     Each is one value for all arrays, or a mapping from keys, or prefixes of keys, to values; the key None has the default.
     """
 
-    def __init__(self, *, checksums: bool = False, **options: Any) -> None:
+    def __init__(self, *, checksums: bool = False, **options: object) -> None:
         self.checksums = checksums
         self._options = {name: _by_path(value) for name, value in options.items()}
 
@@ -127,7 +127,7 @@ class ChunkOptions:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _by_path(value: Any) -> Callable[[tuple[str, ...]], Any]:
+def _by_path(value: object) -> Callable[[tuple[str, ...]], Any]:
     if not isinstance(value, Mapping):
         return lambda path: value
     table = {() if key is None else unravel_key_to_tuple(key): item for key, item in value.items()}
@@ -141,7 +141,7 @@ def _by_path(value: Any) -> Callable[[tuple[str, ...]], Any]:
     return choose
 
 
-def make_group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def make_group_document(attributes: Mapping[str, object]) -> dict[str, Any]:
     """Return the metadata of a group."""
     return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
 
@@ -161,7 +161,7 @@ def make_plain_document(
     dtype: torch.dtype,
     shape: Sequence[int],
     dims: list[str],
-    attributes: Mapping[str, Any],
+    attributes: Mapping[str, object],
     chunks: list[int] | None = None,
     checksums: bool = False,
 ) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _find_raw_chunk(document: Mapping[str, Any], shape: torch.Size) -> str | Non
     return str(separator).join(["c", *["0"] * len(shape)])
 
 
-def _find_dtype(document: dict[str, Any]) -> torch.dtype | None:
+def _find_dtype(document: dict[str, object]) -> torch.dtype | None:
     """Return the dtype of torch in which zarr-python reads an array, or None if it has none."""
     try:
         array = zarr.Array(zarr.AsyncArray(document, zarr.storage.StorePath(zarr.storage.MemoryStore())))

@@ -20,7 +20,7 @@ from ._read_collections import open_group
 from ._zarr_objects import LocalObjects
 
 
-def inspect(location: Any, *, storage_options: dict[str, Any] | None = None) -> Tree:
+def inspect(location: object, *, storage_options: dict[str, Any] | None = None) -> Tree:
     """Return the tree of a group from its metadata.
 
     Raises:
@@ -43,7 +43,7 @@ def _make_blank(group: GroupContent, name: str) -> Tensor:
 
 
 def verify(
-    location: Any, *, storage_options: dict[str, Any] | None = None, progress: Progress = False
+    location: object, *, storage_options: dict[str, Any] | None = None, progress: Progress = False
 ) -> Report:
     """Check a group: its metadata, that every chunk exists and can be read, and the checksums of chunks that have them.
 
@@ -67,7 +67,7 @@ def verify(
     return report_damage(str(location), "zarr.json", check)
 
 
-def _check(location: Any, storage_options: dict[str, Any] | None, progress: Progress) -> Report:
+def _check(location: object, storage_options: dict[str, Any] | None, progress: Progress) -> Report:
     with open_group(location, storage_options) as group:
         sizes = {name: info.nbytes for name, info in group.arrays.items() if info.dtype is not None}
         problems = _check_documents(group)

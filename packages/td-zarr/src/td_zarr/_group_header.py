@@ -99,12 +99,12 @@ def read_root(objects: Objects) -> dict[str, Any]:
     }
 
 
-def _read_arrays(objects: Objects, documents: Mapping[str, dict[str, Any]]) -> dict[str, ArrayInfo]:
+def _read_arrays(objects: Objects, documents: Mapping[str, dict[str, object]]) -> dict[str, ArrayInfo]:
     return {name: read_array_document(name, document, objects.where) for name, document in documents.items()}
 
 
 def find_documents(
-    objects: Objects, root: Mapping[str, Any], names: Sequence[str]
+    objects: Objects, root: Mapping[str, object], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Return the metadata of arrays: as consolidated in the root, or else from the array itself.
 
@@ -133,7 +133,7 @@ def _get_consolidated(root: Mapping[str, Any]) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def list_documents(objects: Objects, root: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def list_documents(objects: Objects, root: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """Return the metadata of all groups and arrays below a root of any version of the format, by name."""
     if root["zarr_format"] == 3:
         consolidated = _get_consolidated(root)

@@ -127,7 +127,7 @@ class PlannedGroup:
     """
 
     def __init__(
-        self, plan: ArrayPlan, documents: dict[str, dict[str, Any]], *, sparse: bool = False
+        self, plan: ArrayPlan, documents: dict[str, dict[str, object]], *, sparse: bool = False
     ) -> None:
         self.plan = plan
         levels = describe_levels(plan)
@@ -167,7 +167,7 @@ def _find_limit(pack: int | Literal["auto"] | None) -> int:
     return pack
 
 
-def _plan_group(data: Any, options: ChunkOptions, *, blank: bool = False, pack: int = 0) -> PlannedGroup:
+def _plan_group(data: object, options: ChunkOptions, *, blank: bool = False, pack: int = 0) -> PlannedGroup:
     """Plan the save of a collection, without reading the elements of a leaf.
 
     Raises:
@@ -223,7 +223,7 @@ def _put_root(objects: Objects, planned: PlannedGroup) -> None:
     objects.put("zarr.json", [dump_json(planned.root)])
 
 
-def dump_json(document: Any) -> bytes:
+def dump_json(document: object) -> bytes:
     """Return a document as JSON."""
     return json.dumps(document, separators=(",", ":")).encode()
 
@@ -242,7 +242,11 @@ def read_planned(item: PlannedArray) -> Tensor:
 
 
 def _replace(
-    location: Any, write: Callable[[Objects], None], *, durable: bool, storage_options: dict[str, Any] | None
+    location: object,
+    write: Callable[[Objects], None],
+    *,
+    durable: bool,
+    storage_options: dict[str, Any] | None,
 ) -> None:
     """Write a group at a location, in the place of the one that is there."""
     path = find_local_path(location)
@@ -293,14 +297,14 @@ def _check_replaceable(path: str) -> None:
 
 
 def create(
-    like: Any,
-    location: Any,
+    like: object,
+    location: object,
     *,
-    chunks: Any = None,
-    shards: Any = None,
-    filters: Any = None,
-    compressors: Any = None,
-    serializer: Any = None,
+    chunks: object = None,
+    shards: object = None,
+    filters: object = None,
+    compressors: object = None,
+    serializer: object = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
     """Write a group of zeros with the structure, shapes and dtypes of a collection, and open it for writing.

@@ -31,7 +31,7 @@ ResultT = TypeVar("ResultT")
 _CONCURRENT = 32
 
 
-def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+def run(work: Coroutine[object, object, ResultT]) -> ResultT:
     """Run a coroutine on the event loop of zarr, and return its result."""
     result: ResultT = sync(work)
     return result
@@ -53,7 +53,7 @@ class Objects:
         """Return the contents of several objects."""
         raise NotImplementedError
 
-    def put(self, key: str, buffers: Sequence[Any]) -> None:
+    def put(self, key: str, buffers: Sequence[object]) -> None:
         """Write an object from buffers of bytes, one after the other."""
         raise NotImplementedError
 
@@ -267,18 +267,18 @@ def name_object(key: str) -> Iterator[None]:
         raise OSError(f"cannot read {key!r}: {error!r}") from error
 
 
-async def gather(work: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+async def gather(work: Iterable[Coroutine[object, object, ResultT]]) -> list[ResultT]:
     """Await coroutines, some of them at the same time."""
     limit = asyncio.Semaphore(_CONCURRENT)
 
-    async def wait(item: Coroutine[Any, Any, ResultT]) -> ResultT:
+    async def wait(item: Coroutine[object, object, ResultT]) -> ResultT:
         async with limit:
             return await item
 
     return await asyncio.gather(*map(wait, work))
 
 
-def find_local_path(location: Any) -> str | None:
+def find_local_path(location: object) -> str | None:
     """Return the path of a location in the local file system, or None for another one."""
     if isinstance(location, zarr.Group):
         location = location.store_path

@@ -34,7 +34,7 @@ class ZarrFormat(Serializer):
     inspect = LazyFunction(__package__, "._group_checks", "inspect")
     verify = LazyFunction(__package__, "._group_checks", "verify")
 
-    def detect(self, location: Any, head: bytes) -> bool:
+    def detect(self, location: object, head: bytes) -> bool:
         """Return True for a directory, zip file or store with the metadata of a group."""
         if not isinstance(location, Path):
             from ._zarr_objects import find_objects
@@ -76,7 +76,7 @@ def from_zarr(filename: Any, **options: Any) -> Any:
     return from_zarr(filename, **options)
 
 
-def _open_as(cls: type, filename: Any, **options: Any) -> Any:
+def _open_as(cls: type, filename: object, **options: object) -> Any:
     return as_named(cls, from_zarr(filename, **options), f"what is saved at {str(filename)!r}")
 
 

@@ -171,7 +171,7 @@ class _ArrayBuilder:
         position: int,
         pieces: list[Piece],
         place: Callable[[list[str]], Place],
-        identities: list[Any],
+        identities: list[object],
         dims: list[str | None],
         path: tuple[str, ...],
     ) -> None:

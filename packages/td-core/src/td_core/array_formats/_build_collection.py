@@ -76,7 +76,7 @@ class RefusedValues(Keeper):
     def __init__(self, where: str) -> None:
         self.where = where
 
-    def check(self, node: Core, values: Sequence[Any]) -> None:
+    def check(self, node: Core, values: Sequence[object]) -> None:
         """Raise LockedError."""
         raise LockedError(
             f"cannot write values into {self.where} in place, since only its leaves are opened for writing: clone() the "

@@ -29,7 +29,7 @@ class MappedTensor(Tensor):
     # The operations of a plain tensor, at their speed.
     __torch_function__ = plain_results
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Reduce to the function that maps the leaf again, and its arguments."""
         return self._origin  # type: ignore[attr-defined]
 

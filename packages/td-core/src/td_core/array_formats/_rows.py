@@ -23,11 +23,8 @@ class Stack:
 def list_array_paths(
     rows: Rows, stacks: dict[int, Stack], homes: set[int]
 ) -> tuple[list[tuple[str, ...]], dict[int, tuple[int, tuple[str, ...]]]]:
-    """Return the path of each node, and by position of each leaf its node and its path, in tree order.
-
-    Of a stack, only the first leaf has a path. The name of a member is omitted if the node has nothing else, and in the nodes
-    ``homes``.
-    """
+    """Return the path of each node, and by position of each leaf its node and path; of a stack, only the first leaf has one."""
+    # The name of a member is omitted if the node has nothing else, and in the nodes ``homes``.
     plain = [not row["entries"] and len(row["members"]) == 1 for row in rows]
     stacked = {leaf: position for position, stack in stacks.items() for leaf in stack.leaves}
     nodes: list[tuple[str, ...]] = [()] * len(rows)
@@ -48,11 +45,9 @@ def list_array_paths(
 
 
 def find_stacks(rows: Rows, leaves: list[Tensor], free: list[bool]) -> tuple[dict[int, Stack], set[int]]:
-    """Return the stacks of leaves by the position of their first leaf, and the lazy stacks that they belong to.
-
-    All members of such a lazy stack are TensorDicts with the same keys and with leaves of the same shape and dtype;
-    ``free`` has False for the leaves that must be stored alone.
-    """
+    """Return the stacks of leaves by the position of their first leaf, and the lazy stacks that they belong to."""
+    # All members of such a lazy stack are TensorDicts with the same keys and with leaves of the same shape and dtype; ``free``
+    # has False for the leaves that must be stored alone.
     result: dict[int, Stack] = {}
     homes: set[int] = set()
     for position, row in enumerate(rows):

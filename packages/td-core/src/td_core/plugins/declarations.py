@@ -96,7 +96,7 @@ def _get_parameters(function: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return names[1:count], names[count:]
 
 
-def unwrap_member(member: Any) -> Any:
+def unwrap_member(member: object) -> Any:
     """Return the function of a method, classmethod or property."""
     return member.fget if isinstance(member, property) else getattr(member, "__func__", member)
 

@@ -379,7 +379,7 @@ class DistributedMethods:
     @provided_by("td-distributed")
     def all_reduce(
         self,
-        op: Any = None,
+        op: object = None,
         *,
         group: ProcessGroup | None = None,
         async_op: bool = False,

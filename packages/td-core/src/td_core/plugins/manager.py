@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
@@ -209,13 +210,14 @@ class PluginManager:
 
     def _apply_additions(self, hook: str, plugin: object, record: PluginRecord, undo: ExitStack) -> None:
         """Register what one hook returns; ``undo`` gets the functions that remove it."""
-        for names, add in self._additions(hook, plugin, record):
+        for names, add, remove in self._additions(hook, plugin, record):
             try:
-                undo.callback(add())
+                add()
             except PluginError as error:
                 owners = {str(_OWNERS[hook, name]) for name in names if (hook, name) in _OWNERS}
                 taken = f"; it belongs to {' and '.join(sorted(owners))}" if owners else ""
                 raise PluginError(f"{record}, hook {_signature(hook)}: {error}{taken}") from error
+            undo.callback(remove)
             for name in names:
                 _OWNERS[hook, name] = record
                 undo.callback(_OWNERS.pop, (hook, name))
@@ -289,8 +291,8 @@ def _record_of(point: EntryPoint) -> PluginRecord:
     )
 
 
-#: The names that an addition occupies, and a function that adds it and returns the function that removes it.
-Addition = tuple[tuple[object, ...], Callable[[], Callable[[], None]]]
+#: The names that an addition occupies, a function that adds it, and one that removes it.
+Addition = tuple[tuple[object, ...], Callable[[], object], Callable[[], object]]
 
 
 def _provider(record: PluginRecord) -> str | None:
@@ -299,13 +301,13 @@ def _provider(record: PluginRecord) -> str | None:
 
 def _kinds(results: list[object], record: PluginRecord) -> Iterator[Addition]:
     for kind in _items(results, NodeKind):
+        add = partial(_add_kind, kind, _provider(record))
+        yield (kind.tag, kind.type), add, partial(KINDS.remove, kind.tag)
 
-        def add(kind: NodeKind = kind) -> Callable[[], None]:
-            KINDS.add(kind, provider=_provider(record))
-            register_kind(kind)
-            return lambda: KINDS.remove(kind.tag)
 
-        yield (kind.tag, kind.type), add
+def _add_kind(kind: NodeKind, provider: str | None) -> None:
+    KINDS.add(kind, provider=provider)
+    register_kind(kind)
 
 
 def _methods(results: list[object], record: PluginRecord) -> Iterator[Addition]:
@@ -320,38 +322,26 @@ def _methods(results: list[object], record: PluginRecord) -> Iterator[Addition]:
                 f"got a {type(result).__name__}: {result!r}"
             )
         for name, member in members.items():
-
-            def add(name: str = name, member: Any = member) -> Callable[[], None]:
-                return siblings.attach(name, member, record.distribution or record.id)
-
-            yield (name,), add
+            add = partial(siblings.attach, name, member, record.distribution or record.id)
+            yield (name,), add, partial(siblings.detach, name)
 
 
 def _serializers(results: list[object], record: PluginRecord) -> Iterator[Addition]:
     for serializer in _items(results, Serializer, LeafSerializer):
-
-        def add(serializer: Any = serializer) -> Callable[[], None]:
-            if isinstance(serializer, LeafSerializer):
-                VALUES.add(serializer, provider=_provider(record))
-                return lambda: VALUES.remove(serializer.tag)
-            SERIALIZERS.add(serializer)
-            return lambda: SERIALIZERS.remove(serializer.name)
-
         if isinstance(serializer, LeafSerializer):
             cls = serializer.type
-            yield (serializer.tag, f"type {cls}" if isinstance(cls, str) else cls), add
+            names = serializer.tag, f"type {cls}" if isinstance(cls, str) else cls
+            add = partial(VALUES.add, serializer, provider=_provider(record))
+            yield names, add, partial(VALUES.remove, serializer.tag)
         else:
-            yield (f"format {getattr(serializer, 'name', None)}",), add
+            name = getattr(serializer, "name", "")
+            yield (f"format {name}",), partial(SERIALIZERS.add, serializer), partial(SERIALIZERS.remove, name)
 
 
 def _coercers(results: list[object], _: PluginRecord) -> Iterator[Addition]:
     for coercer in _items(results, Coercer):
-
-        def add(coercer: Coercer = coercer) -> Callable[[], None]:
-            COERCERS.add(coercer)
-            return lambda: COERCERS.remove(coercer)
-
-        yield coercer.types if isinstance(coercer.types, tuple) else (), add
+        names = coercer.types if isinstance(coercer.types, tuple) else ()
+        yield names, partial(COERCERS.add, coercer), partial(COERCERS.remove, coercer)
 
 
 _HOOKS: dict[str, Callable[[list[object], PluginRecord], Iterator[Addition]]] = {

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from ..errors import PluginError
 from .declarations import DECLARATIONS, Declaration, unwrap_member
@@ -18,7 +17,7 @@ from .memmap_methods import MemmapMethods
 from .store_methods import StoreMethods
 from .value_methods import ValueMethods
 
-__all__ = ["SiblingMethods", "attach"]
+__all__ = ["SiblingMethods", "attach", "detach"]
 
 
 class SiblingMethods(MemmapMethods, ValueMethods, DistributedMethods, StoreMethods):
@@ -27,8 +26,8 @@ class SiblingMethods(MemmapMethods, ValueMethods, DistributedMethods, StoreMetho
     __slots__ = ()
 
 
-def attach(name: str, member: Any, distribution: str) -> Callable[[], None]:
-    """Add a function, classmethod or property to every collection, and return a function that removes it.
+def attach(name: str, member: object, distribution: str) -> None:
+    """Add a function, classmethod or property to every collection.
 
     Raises PluginError if the name is not public, shadows a member, or is declared for another package or signature.
     """
@@ -38,10 +37,14 @@ def attach(name: str, member: Any, distribution: str) -> Callable[[], None]:
     else:
         _check_new(name, member)
     setattr(SiblingMethods, name, member)
-    return lambda: delattr(SiblingMethods, name)
 
 
-def _check_declared(declaration: Declaration, member: Any, distribution: str) -> None:
+def detach(name: str) -> None:
+    """Remove an attached member."""
+    delattr(SiblingMethods, name)
+
+
+def _check_declared(declaration: Declaration, member: object, distribution: str) -> None:
     name = declaration.name
     if distribution != declaration.distribution:
         raise PluginError(
@@ -57,7 +60,7 @@ def _check_declared(declaration: Declaration, member: Any, distribution: str) ->
         )
 
 
-def _check_new(name: str, member: Any) -> None:
+def _check_new(name: str, member: object) -> None:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
         raise PluginError(f"the method name {name!r} is not a public Python identifier")
     if not isinstance(member, (classmethod, staticmethod, property)) and not inspect.isfunction(member):
@@ -77,7 +80,7 @@ def _with_subclasses(cls: type) -> Iterator[type]:
         yield from _with_subclasses(subclass)
 
 
-def _spell(member: Any, first: str | None = None) -> str:
+def _spell(member: object, first: str | None = None) -> str:
     """Format the kind and signature of a member without annotations; ``first`` renames the first parameter."""
     signature = inspect.signature(unwrap_member(member))
     parameters = [item.replace(annotation=inspect.Parameter.empty) for item in signature.parameters.values()]

@@ -23,16 +23,16 @@ class StoreMethods:
     __slots__ = ()
 
     @provided_by("td-safetensors")
-    def to_safetensors(self, path: Any, **options: Any) -> Self:
+    def to_safetensors(self, path: object, **options: object) -> Self:
         """Save the collection as a safetensors file, and return it."""
 
     @provided_by("td-safetensors")
     @classmethod
-    def from_safetensors(cls, path: Any, **options: Any) -> Self:
+    def from_safetensors(cls, path: object, **options: object) -> Self:
         """Load a safetensors file."""
 
     @provided_by("td-hdf5")
-    def to_h5(self, filename: Any, **options: Any) -> Any:
+    def to_h5(self, filename: object, **options: object) -> Any:
         """Save the collection as an HDF5 file, and open that."""
 
     @provided_by("td-hdf5")

@@ -124,7 +124,7 @@ KEEPING: dict[str, Callable[[Any], Any]] = {
 _NUMBERS = itertools.count()
 
 
-def _adds_nothing(namespace: dict[str, Any]) -> None:
+def _adds_nothing(namespace: dict[str, object]) -> None:
     # Empty slots keep the memory layout, which an assignment to __class__ requires.
     namespace.update(__slots__=(), __module__=__name__)
 
@@ -175,7 +175,7 @@ class CollectionTests:
         assert collection.names == names, "_names does not store the names that are set"
         return collection
 
-    def check_same(self, again: Any, collection: Any, how: str) -> None:
+    def check_same(self, again: object, collection: object, how: str) -> None:
         """Assert that ``again``, a copy of a collection, equals it. ``how`` names the way of copying in messages."""
         for what, read in TOLD.items():
             result, wanted = read(again), read(collection)
@@ -183,7 +183,7 @@ class CollectionTests:
         self.check_state(again, collection, how)
         self.check(again, self.leaves(collection))
 
-    def check_state(self, again: Any, collection: Any, how: str) -> None:
+    def check_state(self, again: object, collection: object, how: str) -> None:
         """Assert that ``again`` has the class and the :meth:`state` of the collection."""
         assert type(again) is type(collection), (
             f"{how} gives a {type(again)!r} instead of a {type(collection)!r}"
@@ -242,7 +242,7 @@ class CollectionTests:
         assert bare.names == [None], "_with_children ignores the names that it is given, None"
 
     @pytest.mark.parametrize("operation", KEEPING.values(), ids=KEEPING)
-    def test_operations_keep_what_the_kind_holds(self, operation: Callable[[Any], Any]) -> None:
+    def test_operations_keep_what_the_kind_holds(self, operation: Callable[[object], object]) -> None:
         """Results of operations have the same :meth:`state` as the collection."""
         if not self.keeps_kind:
             pytest.skip("results may be of another kind")

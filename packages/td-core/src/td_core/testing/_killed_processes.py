@@ -68,7 +68,7 @@ class WatchedOs:
         if name not in _OS_CALLS:
             return member
 
-        def call(*args: object, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             self._see(name)
             return member(*args, **kwargs)
 
@@ -81,7 +81,9 @@ def watch_os(patch: pytest.MonkeyPatch, see: Callable[[str], object], *modules: 
         patch.setattr(module, "os", WatchedOs(see))
 
 
-def copy_at_os_calls(work: Callable[[], Any], folder: Path, into: Path, *modules: ModuleType) -> list[Path]:
+def copy_at_os_calls(
+    work: Callable[[], object], folder: Path, into: Path, *modules: ModuleType
+) -> list[Path]:
     """Run ``work``, and copy a folder before each file-system call of some modules, and at the end.
 
     A copy is what another process finds if this one is killed there, except that no file is locked. ``work`` must do its
@@ -100,7 +102,7 @@ def copy_at_os_calls(work: Callable[[], Any], folder: Path, into: Path, *modules
     return copies
 
 
-def kill_at_os_call(work: Callable[[], Any], number: int, *modules: ModuleType) -> bool:
+def kill_at_os_call(work: Callable[[], object], number: int, *modules: ModuleType) -> bool:
     """Run ``work`` in a child process that is killed before file-system call ``number`` of some modules.
 
     Return False if the process ended before.
@@ -175,7 +177,7 @@ def kill_after(work: Callable[[], object], seconds: float) -> bool:
     return code != 0
 
 
-def kill_at_size(work: Callable[[], Any], nbytes: int) -> None:
+def kill_at_size(work: Callable[[], object], nbytes: int) -> None:
     """Run ``work`` in a child process that ends when it makes a file longer than ``nbytes``, also from native code."""
 
     def run() -> None:
@@ -225,7 +227,7 @@ def _fork(work: Callable[[], object]) -> int:
     return pid
 
 
-def _run_and_exit(work: Callable[[], Any]) -> NoReturn:
+def _run_and_exit(work: Callable[[], object]) -> NoReturn:
     """Run ``work``, and end this process without the handlers of the parent, such as those of pytest."""
     code = 1
     faulthandler.dump_traceback_later(_LONGEST, exit=True)  # a child that hangs would stop the test run

@@ -161,8 +161,8 @@ class OpenTests:
         """Save ``data`` in ``folder``, and return the collection, opened so that writes to its leaves reach the store."""
         raise NotImplementedError(f"{type(self).__name__} must define open()")
 
-    @pytest.fixture
-    def opened(self, tmp_path: Path) -> tuple[Any, list[Any]]:
+    @pytest.fixture(name="opened")
+    def open_with_log(self, tmp_path: Path) -> tuple[Any, list[Any]]:
         """Return an opened collection, and the list of requests to its sources."""
         log: list[object] = []
 

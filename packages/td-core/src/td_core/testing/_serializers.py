@@ -64,7 +64,12 @@ class _Holder(TensorDictBase):
         del self._entries[key]
 
     def _with_children(
-        self, children: Any, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = NO_DEFAULT
+        self,
+        children: object,
+        *,
+        batch_size: object = None,
+        device: object = NO_DEFAULT,
+        names: object = NO_DEFAULT,
     ) -> Any:
         return type(self)(
             children,
