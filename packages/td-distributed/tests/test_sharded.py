@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from td_core import TensorDict, TensorDictParams, save
+from td_core import TensorDict, TensorDictParams, append, load, save
 
 pytest.importorskip("torch.distributed.tensor", reason="this torch has no public DTensor")
 
@@ -103,6 +105,82 @@ def test_memmap_dtensor_saves_whole_tensor(two: Any, tmp_path: Path) -> None:
     assert first[1].startswith("NotADirectoryError")
     assert second[1].startswith("WorkerError: rank 0 could not save the sharded leaves")
     assert first[2] == second[2] and first[2].startswith("CodecError: cannot store the elements of a DTensor")
+
+
+#: Format, name of the save, and a call that writes on each rank by itself, or into an opened save.
+FORMATS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "safetensors": ("data.safetensors", lambda data, path: import_module("td_safetensors").save(data, path)),
+    "zarr": ("data.zarr", lambda data, path: data.to_zarr(path)),
+    "hdf5": ("data.h5", lambda data, path: data.to_h5(path)),
+}
+
+
+def save_in_format(rank: int, name: str, folder: str) -> list[str]:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    file, write_alone = FORMATS[name]
+    full, mesh, messages = torch.arange(24.0).view(8, 3), make_mesh(), []
+    data = TensorDict({"w": distribute_tensor(full, mesh, [Shard(0)]), "n": {"b": torch.ones(8)}}, [8])
+    data["n", "r"] = distribute_tensor(full + 1, mesh, [Replicate()])
+    wanted = {"w": full, ("n", "b"): torch.ones(8), ("n", "r"): full + 1}
+    saves = [lambda path: save(data, path, format=name), lambda path: data.save(path, format=name)]
+    if name == "safetensors":
+        saves.append(data.to_safetensors)
+    for i, call in enumerate(saves):
+        path = f"{folder}/{i}{file}"
+        assert call(path) is data
+        found = load(path, format=name)
+        for key, leaf in wanted.items():
+            torch.testing.assert_close(found[key], leaf)
+    if name != "safetensors":
+        append(data, path, format=name)
+        assert load(path, format=name).batch_size == (16,)
+        assert torch.equal(load(path, format=name)["w"], torch.cat([full, full]))
+    for attempt in (
+        lambda: save(data, f"{folder}/early{file}", format=name, return_early=True),
+        lambda: write_alone(data, f"{folder}/rank{rank}{file}"),
+        lambda: save(data, "/dev/null/nowhere/" + file, format=name),
+    ):
+        try:
+            attempt()
+            messages.append("")
+        except Exception as error:
+            messages.append(f"{type(error).__name__}: {error}")
+    assert not list(Path(folder).glob("early*")) and not list(Path(folder).glob("rank*"))
+    return messages
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_save_of_dtensor_in_format_saves_whole_tensor(name, two, tmp_path):
+    pytest.importorskip("td_" + name)
+    first, second = two.run(save_in_format, name, str(tmp_path))
+    for messages in (first, second):
+        assert messages[0].startswith(
+            "ValueError: return_early=True: the ranks write sharded leaves together"
+        )
+        assert messages[1].startswith(
+            "CodecError: cannot save key 'w': a DTensor lies on several ranks: td_core.save("
+        )
+    assert first[2].startswith("NotADirectoryError")
+    assert second[2].startswith("WorkerError: rank 0 could not save the sharded leaves")
+
+
+def set_in_opened_save(rank: int, name: str, folder: str) -> str:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    opened = getattr(TensorDict({"b": torch.zeros(8)}, [8]), f"to_{name}")(f"{folder}/{rank}.{name}")
+    try:
+        opened["w"] = distribute_tensor(torch.ones(8, 3), make_mesh(), [Shard(0)])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("name", ["zarr", "h5"])
+def test_set_dtensor_in_opened_save_raises(name, two, tmp_path):
+    pytest.importorskip({"zarr": "td_zarr", "h5": "td_hdf5"}[name])
+    for message in two.run(set_in_opened_save, name, str(tmp_path)):
+        assert "a DTensor lies on several ranks" in message
 
 
 def swap_parameters(rank: int) -> None:

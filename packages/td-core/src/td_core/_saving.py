@@ -16,7 +16,7 @@ from ._locations import Location, as_location, check_mode, show_location
 from ._nodes import as_named
 from ._public_names import LazyFunction
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
-from .errors import BatchSizeError, WorkerError
+from .errors import BatchSizeError, CodecError, WorkerError
 from .plugins.declarations import shows, takes
 from .plugins.memmap_methods import MemmapOptions
 from .typing import NestedKey
@@ -65,7 +65,7 @@ def save(data: Core, path: Location | None, *, format: str | None = None, **opti
         result = serializer.save(whole, location, **options)
         return data if result is whole else result
 
-    return save_together(data, write, lambda: data)
+    return save_together(data, write, lambda: data, options.get("return_early"))
 
 
 def load(path: Location, *, format: str | None = None, **options: object) -> Any:
@@ -187,7 +187,7 @@ def append(rows: Core, path: Location, *, format: str | None = None, **options: 
     ...
     """
     serializer, place = _find(path, format, "append", options)
-    serializer.append(rows, place, **options)
+    save_together(rows, lambda whole: serializer.append(whole, place, **options), lambda: None)
 
 
 def inspect(path: Location, *, format: str | None = None, **options: object) -> Tree:
@@ -356,10 +356,13 @@ def _bind_options(
     return {**options, **kwargs}
 
 
-def save_together(data: Core, write: Callable[[Any], Any], read: Callable[[], Any] | None) -> Any:
+def save_together(
+    data: Core, write: Callable[[Any], Any], read: Callable[[], Any] | None, early: object = False
+) -> Any:
     """Call ``write(data)``. Gather sharded leaves first: on all ranks of their mesh, of which the first one writes.
 
     The other ranks call ``read`` once the collection is saved, or raise WorkerError. With ``read=None``, every rank writes.
+    ``early``: ``write`` returns before it has written; raise ValueError if leaves are sharded.
 
     >>> save_together(TensorDict({"a": 1}), print, None)
     TensorDict(batch_size=[], fields={a: i64[]})
@@ -368,6 +371,8 @@ def save_together(data: Core, write: Callable[[Any], Any], read: Callable[[], An
     shards = _list_shards(leaves)
     if not shards:
         return write(data)
+    if early:
+        raise ValueError("return_early=True: the ranks write sharded leaves together; save without it")
     gathered = {id(shard): shard.full_tensor() for shard in shards}
     whole = data._unflatten([gathered.get(id(leaf), leaf) for leaf in leaves])
     if read is None:
@@ -386,6 +391,15 @@ def save_together(data: Core, write: Callable[[Any], Any], read: Callable[[], An
     if failed.item():
         raise WorkerError(f"rank {writer} could not save the sharded leaves; its error says why")
     return result if writes else read()
+
+
+def check_whole(leaf: Tensor) -> None:
+    """Raise CodecError if a leaf is sharded."""
+    if _list_shards([leaf]):
+        raise CodecError(
+            "a DTensor lies on several ranks: td_core.save(data, path, format=...), called on all of them, gathers it; or "
+            "store its full_tensor()"
+        )
 
 
 def _list_shards(leaves: list[Tensor]) -> list[Any]:

@@ -33,14 +33,10 @@ if TYPE_CHECKING:
 @implements(MemmapMethods.memmap)
 def memmap(data: TensorCollection, options: MemmapOptions) -> TensorCollection | TensorDictFuture:
     def write(whole: TensorCollection) -> TensorCollection | TensorDictFuture:
-        if options.return_early and whole is not data:
-            raise ValueError(
-                "return_early=True: the ranks write sharded leaves together; call memmap() without it"
-            )
         return _run(whole, _plan_mapping(whole, options), options)
 
     read = None if options.prefix is None or options.return_early else partial(load_memmap, options.prefix)
-    result: TensorCollection | TensorDictFuture = save_together(data, write, read)
+    result: TensorCollection | TensorDictFuture = save_together(data, write, read, options.return_early)
     return result
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from td_core import Serializer, hookimpl, make_classmethod
+from td_core import Serializer, hookimpl, make_classmethod, save
 from td_core.spi import LazyFunction
 
 
@@ -58,7 +58,7 @@ def to_safetensors(self: object, path: str | os.PathLike[str], **options: object
     Example:
         >>> _ = TensorDict({"a": torch.ones(2)}).to_safetensors("data.safetensors")
     """
-    return _FORMAT.save(self, path, **options)
+    return save(self, path, format=_FORMAT.name, **options)
 
 
 def from_safetensors(path: str | os.PathLike[str], **options: object) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 from .._collection import show_path
 from .._encoded_tables import dump_table
 from .._nodes import Encoded, encode
+from .._saving import check_whole
 from ..errors import CodecError
 from ._places import Piece, Place, as_storable, get_stored, split_leaf
 from ._rows import Stack, find_stacks, list_array_paths
@@ -240,6 +241,12 @@ def _check_memory(encoded: Encoded, blank: bool) -> None:
                     f"cannot create {path}: the sizes of a nested tensor are a part of its elements"
                 )
             raise CodecError(f"cannot save {path}: a tensor on the device 'meta' has no elements to save")
+        if not blank:
+            try:
+                check_whole(leaf)
+            except CodecError as error:
+                path = show_path(encoded.leaf_paths(members=False)[position])
+                raise CodecError(f"cannot save {path}: {error}") from None
 
 
 def _split_leaves(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import STORABLE, UNSIGNED
+from .._saving import check_whole
 from ..errors import CodecError, FormatError
 
 Place = Any
@@ -104,7 +105,8 @@ def _split_nested(
 
 
 def as_storable(tensor: Tensor, native: Container[torch.dtype]) -> Tensor:
-    """Return the elements of a dense tensor on the CPU, contiguous, in a dtype that the format has."""
+    """Return the elements of a dense tensor on the CPU, contiguous, in a dtype that the format has; CodecError for a DTensor."""
+    check_whole(tensor)
     tensor = tensor.detach().to("cpu").resolve_conj().resolve_neg()
     if tensor.dtype in native:
         return tensor.contiguous()
