@@ -150,7 +150,9 @@ def test_where_broadcasts_batch_size_of_other(kind: Any) -> None:
         assert result.batch_size == (2, 3) and result["a"][0].count_nonzero() == 0
         assert torch.equal(result["a"][1], torch.arange(4.0).expand(3, 4))
         assert result["n", "b"].tolist() == [[0.0] * 3, [1.0] * 3]
-    with pytest.raises(BatchSizeError, match=r"has batch size \[4\], this one \[2, 3\]"):
+    with pytest.raises(
+        BatchSizeError, match=r"of shape \[4\] does not broadcast against the batch size \[2, 3\]"
+    ):
         td.where(mask, TensorDict({"a": torch.ones(4, 4), "n": {"b": torch.ones(4)}}, [4]))
 
 
@@ -253,7 +255,7 @@ def test_gather_and_select_inplace_change_batch_size(
         (
             lambda td: td.where(MASK, TensorDict(batch_size=[2])),
             BatchSizeError,
-            r"has batch size \[2\], this one \[2, 3\]",
+            r"of shape \[2\] does not broadcast against the batch size \[2, 3\]",
         ),
         (
             lambda td: td.masked_select(torch.ones(3).bool()),

@@ -66,3 +66,52 @@ def test_ternary_operands_that_do_not_fit_raise(name):
     with pytest.raises(BatchSizeError, match=r"batch size \[2, 3\] does not fit into \[3\]"):
         getattr(data, f"{name}_")(make(2, 3), make(3))
     assert (data == make(3)).all()
+
+
+MASK = torch.tensor([[True, False, True], [False, False, True]])
+#: Operands of torch.where: the condition, and batch sizes or numbers.
+WHERE = {
+    "larger condition": (MASK, (3,), (3,)),
+    "larger condition and a number": (MASK, (3,), 0.0),
+    "number first": (MASK, 0.0, (3,)),
+    "larger other": (MASK[0], (3,), (2, 3)),
+    "larger other and condition": (MASK, (3,), (2, 3)),
+    "smaller other": (MASK, (2, 3), (3,)),
+    "0-d condition": (torch.tensor(False), (3,), (2, 3)),
+    "sizes of one": (MASK, (2, 1), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_broadcasts_condition_and_both_collections(kind, name):
+    mask, *sizes = WHERE[name]
+    parts = [-make(*size) if isinstance(size, tuple) else size for size in sizes]
+    parts[0] = parts[0] + 100
+    if isinstance(parts[0], TensorDict):
+        parts[0] = KINDS[kind](parts[0])
+    result = torch.where(mask, *parts)
+    assert result.batch_size == (2, 3)
+    for key in ("a", ("n", "b")):
+        leaves = [part if isinstance(part, float) else part[key] for part in parts]
+        if key != "a":
+            leaves = [widen(leaf, 2, 3) if getattr(leaf, "ndim", 3) == 2 else leaf for leaf in leaves]
+        condition = mask if key == "a" or not mask.ndim else mask[..., None]
+        assert torch.equal(result[key], torch.where(condition, *leaves)), key
+
+
+@pytest.mark.parametrize(
+    ("mask", "other", "message"),
+    [
+        (
+            torch.ones(2, 4, dtype=torch.bool),
+            0,
+            r"the condition of shape \[2, 4\] does not broadcast against",
+        ),
+        (torch.ones(4, dtype=torch.bool), 0, r"the condition of shape \[4\] does not broadcast against"),
+        (MASK, TensorDict(batch_size=[4]), r"the other collection of shape \[4\] does not broadcast against"),
+    ],
+)
+def test_where_operands_that_do_not_broadcast_raise(mask, other, message):
+    with pytest.raises(BatchSizeError, match=message):
+        make(3).where(mask, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -32,6 +33,29 @@ NodeT = TypeVar("NodeT", bound="ValueNode")
 #: (dims, ones) of a stack made by joining nodes of which some had one value for a whole batch. ``dims`` are the batch dims
 #: along which the values vary. ``ones`` is None if all of the nodes had one value, else it has a bool per element.
 Joints = tuple[tuple[int, ...], "list[bool] | None"]
+
+
+def _order(holds: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
+    """Return a function that is False for values without an order, as a comparison with NaN is."""
+
+    def compare(a: object, b: object) -> bool:
+        try:
+            return bool(holds(a, b))
+        except (TypeError, ValueError, RuntimeError):
+            return False
+
+    return compare
+
+
+#: How values are compared, by the function of torch for tensors.
+_COMPARISONS: dict[object, Callable[[Any, Any], bool]] = {
+    torch.eq: is_equal_value,
+    torch.ne: lambda a, b: not is_equal_value(a, b),
+    torch.lt: _order(operator.lt),
+    torch.le: _order(operator.le),
+    torch.gt: _order(operator.gt),
+    torch.ge: _order(operator.ge),
+}
 
 
 class ValueNode(TensorCollection):
@@ -285,13 +309,13 @@ class NonTensorNode(ValueNode):
         return made._make_stack_or_value(values, size, self._device, names, find_joints(items, plan))
 
     def _compare(self, other: object, single: Callable[..., object]) -> Tensor:
-        """Compare values elementwise with ``torch.eq`` or ``torch.ne``. Return a bool tensor of the batch size."""
+        """Compare values elementwise with a comparison of torch. Return a bool tensor of the batch size."""
         if not isinstance(other, NonTensorNode):
             raise kind_mismatch_error(self, other, ())
         size = self._batch_size
-        same = [is_equal_value(a, b) for a, b in zip(self._expand_values(size), other._expand_values(size))]
-        equal = torch.tensor(same, dtype=torch.bool, device=self._device or "cpu").view(size)
-        return equal if single is torch.eq else ~equal
+        compare = _COMPARISONS[single]
+        results = [compare(a, b) for a, b in zip(self._expand_values(size), other._expand_values(size))]
+        return torch.tensor(results, dtype=torch.bool, device=self._device or "cpu").view(size)
 
     def _with_children(
         self,

@@ -20,6 +20,7 @@ from .._collection import (
     Walked,
     align_dims,
     check_keys,
+    check_same_form,
     check_same_keys,
     concurrent_change_error,
 )
@@ -76,7 +77,7 @@ def combine(
     walked = len(leaves) > 0 or type(operand) is not list
     if not leaves:
         levels = node._flatten_leaves(leaves)
-    if type(operand) is list and not operand:
+    if leaves and type(operand) is list and not operand:
         operand = _beside_each(node, other, leaves, levels)
     try:
         plain = walked and type(levels) is dict
@@ -349,21 +350,28 @@ def _value_as_tensor(value: Any, beside: Tensor) -> Tensor:
     return align_dims(made, beside.ndim, len(size))
 
 
-def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:
-    """Compare the value nodes of two collections, and add the bools to ``result``, which holds those of the leaves."""
+def compare_values(
+    result: Any, first: Any, second: Any, single: Callable[..., Any], same_keys: bool = True
+) -> Any:
+    """Compare the value nodes of two collections, and add the bools to ``result``, which holds those of the leaves.
+
+    ``same_keys``: raise KeyMismatchError if one collection lacks a value, instead of ignoring it.
+    """
     size = result.batch_size
     first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
     compared = first._compare(second, single)
     if compared is not None:
         return compared
     for left, right, target in zip_walk(first, second, result):
-        check_same_keys(left._children(), right._children(), ())
+        if same_keys:
+            check_same_keys(left._children(), right._children(), ())
         for key, a in dict(left._children()).items():
-            if isinstance(a, Tensor):
+            if isinstance(a, Tensor) or key not in right._children():
                 continue
             b = right._get_child(key)
             if isinstance(b, Tensor):
                 raise concurrent_change_error(right)
+            check_same_form(a, b, (key,))
             compared = a._compare(b, single)
             if compared is not None:
                 target._set_child(key, compared)

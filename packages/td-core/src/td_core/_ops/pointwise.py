@@ -127,23 +127,22 @@ def apply_binary_inplace(node: CoreT, name: str, other: Operand) -> CoreT:
 
 
 def compare(node: Core, name: str, symbol: str, other: Operand) -> Any:
-    """Compare each leaf with an operand; for equality also the values that are not tensors."""
+    """Compare each leaf with an operand, and the values that are not tensors with those of another collection."""
     if isinstance(other, dict):
         other = build_nested(other, node.batch_size, None)
     this = OPS[name]
     foreign: list[Core] = []
+    equality = name in ("eq", "ne")
     try:
         result = combine(node, symbol, this, other, None, foreign)
     except StructureError:
-        if name not in ("eq", "ne") or not isinstance(other, Core):
+        if not equality or not isinstance(other, Core):
             raise
         # One may have a tensor where the other has a number that was kept as a value.
         node, other = convert_values(node, other), convert_values(other, node)
         foreign.clear()
         result = combine(node, symbol, this, other, None, foreign)
-    if foreign and name in ("eq", "ne"):
-        return compare_values(result, node, other, this.single)
-    return result
+    return compare_values(result, node, other, this.single, equality) if foreign else result
 
 
 def _scale_operand(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]:

@@ -123,8 +123,9 @@ class SelectMixin(ShapeMixin):
         """Select elements of this collection where a condition is true, and of ``other`` elsewhere.
 
         Args:
-            condition: a bool tensor; its dims are the first batch dims, or of size one.
-            other: a collection whose batch size broadcasts to this one's, a number, or a tensor that broadcasts with every
+            condition: a bool tensor; its dims are the first batch dims. If it has as many dims as the batch, or more, both are
+                broadcast.
+            other: a collection whose batch size broadcasts with this one's, a number, or a tensor that broadcasts with every
                 leaf.
             out: a collection whose entries are replaced by the result, or overwritten in place if it is locked.
             pad: the value of entries that only the other collection has; None raises for such entries.
@@ -133,31 +134,23 @@ class SelectMixin(ShapeMixin):
         Raises:
             KeyMismatchError: one collection has a key that the other lacks, and ``pad`` is None.
             BatchSizeError: the batch size of ``other`` does not broadcast.
-            BatchSizeError: the condition does not broadcast to the first batch dims.
+            BatchSizeError: the condition does not broadcast.
 
         >>> td = TensorDict({"a": torch.arange(3)}, [3])
         >>> td.where(torch.tensor([True, False, True]), -1)["a"]
         tensor([ 0, -1,  2])
         """
-        size = self.batch_size
-        condition = _expand_mask(condition, size)
-        if condition.ndim != len(size):
-            condition = elements.append_dims(condition, len(size)).expand(size)
+        condition, size = _broadcast_condition(condition, self.batch_size, other)
         if not isinstance(other, Core):
-            result: Self = _select_or_value(self, other, condition)
+            left: Any = self if size == self.batch_size else self.expand(size)
+            result: Self = _select_or_value(left, other, condition)
         else:
-            left: Any = self
-            right: Any = other
-            if other.batch_size != size:
-                if broadcast_shape(other.batch_size, size) != size:
-                    raise BatchSizeError(
-                        f"where: the other collection has batch size {list(other.batch_size)}, this one {list(size)}"
-                    )
-                right = expand_to_match(other, left, size)
+            right: Any = expand_to_match(other, self, size)
+            left = expand_to_match(self, other, size)
             if pad is not None:
                 fill = partial(torch.full_like, fill_value=pad)
                 left, right = reorder_like(left, right, fill), reorder_like(right, left, fill)
-            if other.batch_size != size:
+            if other.batch_size != self.batch_size:
                 left, right = align_collections(left, right)
             result = _select_nodes(left, right, condition)
         if out is None:
@@ -253,6 +246,27 @@ def _expand_mask(mask: Tensor, batch_size: torch.Size) -> Tensor:
             f"batch size {list(batch_size)}"
         )
     return mask.expand(covered)
+
+
+def _broadcast_condition(
+    condition: object, batch_size: torch.Size, other: object
+) -> tuple[Tensor, torch.Size]:
+    """Expand the condition of ``where`` to the batch size of the result, and return both."""
+    mask = _as_mask(condition)
+    if mask.ndim < len(batch_size):
+        mask = elements.append_dims(_expand_mask(mask, batch_size), len(batch_size)).expand(batch_size)
+    size = batch_size
+    for name, shape in (
+        ("other collection", other.batch_size if isinstance(other, Core) else size),
+        ("condition", mask.shape),
+    ):
+        if shape != size and (broadcast := broadcast_shape(shape, size)) is not None:
+            size = torch.Size(broadcast)
+        elif shape != size:
+            raise BatchSizeError(
+                f"where: the {name} of shape {list(shape)} does not broadcast against the batch size {list(size)}"
+            )
+    return mask.expand(size), size
 
 
 def _expand_to_leaf(leaf: Tensor, value: Any) -> Tensor:
