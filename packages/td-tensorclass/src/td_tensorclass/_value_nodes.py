@@ -35,29 +35,6 @@ NodeT = TypeVar("NodeT", bound="ValueNode")
 Joints = tuple[tuple[int, ...], "list[bool] | None"]
 
 
-def _order(holds: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
-    """Return a function that is False for values without an order, as a comparison with NaN is."""
-
-    def compare(a: object, b: object) -> bool:
-        try:
-            return bool(holds(a, b))
-        except (TypeError, ValueError, RuntimeError):
-            return False
-
-    return compare
-
-
-#: How values are compared, by the function of torch for tensors.
-_COMPARISONS: dict[object, Callable[[Any, Any], bool]] = {
-    torch.eq: is_equal_value,
-    torch.ne: lambda a, b: not is_equal_value(a, b),
-    torch.lt: _order(operator.lt),
-    torch.le: _order(operator.le),
-    torch.gt: _order(operator.gt),
-    torch.ge: _order(operator.ge),
-}
-
-
 class ValueNode(TensorCollection):
     """Base of the nodes without entries."""
 
@@ -627,3 +604,26 @@ def kind_mismatch_error(value: Node, other: object, path: tuple[str, ...]) -> St
     return StructureError(
         f"the structures differ{position}: a {type(value).__name__} there, a {type(other).__name__} here"
     )
+
+
+def _order(holds: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
+    """Return a function that is False for values without an order, as a comparison with NaN is."""
+
+    def compare(a: object, b: object) -> bool:
+        try:
+            return bool(holds(a, b))
+        except (TypeError, ValueError, RuntimeError):
+            return False
+
+    return compare
+
+
+#: How values are compared, by the function of torch for tensors.
+_COMPARISONS: dict[object, Callable[[Any, Any], bool]] = {
+    torch.eq: is_equal_value,
+    torch.ne: lambda a, b: not is_equal_value(a, b),
+    torch.lt: _order(operator.lt),
+    torch.le: _order(operator.le),
+    torch.gt: _order(operator.gt),
+    torch.ge: _order(operator.ge),
+}
