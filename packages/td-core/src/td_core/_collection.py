@@ -282,10 +282,7 @@ class Core(ABC):
         return [(self, *others)]
 
     def _map_members(self, fn: Callable[..., object], *others: object) -> Any:
-        """Return ``fn(self, *others)``; for a lazy stack, a stack of the results for its members and their parts of ``others``.
-
-        A member for which ``fn`` returns None stays empty; the result is None if all do.
-        """
+        """Return ``fn(self, *others)``; for a lazy stack, a stack of the results, empty members for None; None if all are."""
         return fn(self, *others)
 
     def _tree_children(self) -> list[Child]:

@@ -39,9 +39,9 @@ from ._pytree import register, register_with_subclasses
 from ._roles import Buffer as Buffer  # older pickles import Buffer from this module
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
 from ._walks import expand, get_path, has_entries, walk_levels
-from ._wrapper import Wrapper
+from ._wrapper import Wrapper, hand_on
 from .errors import FormatError, StructureError
-from .typing import NO_DEFAULT, Names, NestedKey, NoDefault
+from .typing import NestedKey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -344,16 +344,8 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             super().update(input_dict_or_td, clone, inplace, **kwargs)
         return self
 
-    def _with_children(
-        self,
-        children: Mapping[str, Child],
-        *,
-        batch_size: torch.Size | None = None,
-        device: torch.device | NoDefault | None = NO_DEFAULT,
-        names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> Any:
-        """Return a plain collection: results of operations on parameters are not parameters."""
-        return self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
+    # Results of operations on parameters are plain collections.
+    _with_children = hand_on(TensorDictBase._with_children)
 
     def _shallow_copy(self) -> Self:
         return self._from_inner(self._tensordict._shallow_copy())

@@ -22,7 +22,7 @@ from .typing import BatchSize, Names
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
-def _hand_on(method: MethodT) -> MethodT:
+def hand_on(method: MethodT) -> MethodT:
     """Return a method that calls the method of the same name of the wrapped collection, and returns its result."""
     name = method.__name__
 
@@ -82,21 +82,21 @@ class Wrapper(TensorCollection):
     def _inner(self) -> Core:
         return self._tensordict
 
-    _set_batch_size = _hand_on(TensorCollection._set_batch_size)
-    _max_batch_size = _hand_on(TensorCollection._max_batch_size)
-    _check_batch_size = _hand_on(TensorCollection._check_batch_size)
-    _change_batch_size = _hand_on(TensorCollection._change_batch_size)
-    _set_device = _hand_on(TensorCollection._set_device)
-    _get_writable = _hand_on(TensorCollection._get_writable)
-    _describe_child = _hand_on(TensorCollection._describe_child)
-    _peek_child = _hand_on(TensorCollection._peek_child)
-    _add_child = _hand_on(TensorCollection._add_child)
-    _del_child = _hand_on(TensorCollection._del_child)
-    _members_and_dim = _hand_on(TensorCollection._members_and_dim)
-    _tree_children = _hand_on(TensorCollection._tree_children)
-    _plan_writes = _hand_on(TensorCollection._plan_writes)
-    _set_names = _hand_on(TensorCollection._set_names)
-    _get_as = _hand_on(TensorCollection._get_as)
+    _set_batch_size = hand_on(TensorCollection._set_batch_size)
+    _max_batch_size = hand_on(TensorCollection._max_batch_size)
+    _check_batch_size = hand_on(TensorCollection._check_batch_size)
+    _change_batch_size = hand_on(TensorCollection._change_batch_size)
+    _set_device = hand_on(TensorCollection._set_device)
+    _get_writable = hand_on(TensorCollection._get_writable)
+    _describe_child = hand_on(TensorCollection._describe_child)
+    _peek_child = hand_on(TensorCollection._peek_child)
+    _add_child = hand_on(TensorCollection._add_child)
+    _del_child = hand_on(TensorCollection._del_child)
+    _members_and_dim = hand_on(TensorCollection._members_and_dim)
+    _tree_children = hand_on(TensorCollection._tree_children)
+    _plan_writes = hand_on(TensorCollection._plan_writes)
+    _set_names = hand_on(TensorCollection._set_names)
+    _get_as = hand_on(TensorCollection._get_as)
 
     def _children(self) -> Mapping[str, Child]:
         return self._tensordict._children()

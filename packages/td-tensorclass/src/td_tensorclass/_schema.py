@@ -7,6 +7,7 @@ and inheritance have the same meaning as in a dataclass.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -336,6 +337,13 @@ def annotations_of(cls: type) -> dict[str, Any]:
 
         return inspect.get_annotations(cls, format=Format.FORWARDREF)
     return inspect.get_annotations(cls)
+
+
+@functools.cache
+def make_bracketed(cls: type, *names: str) -> type:
+    """Derive the class that ``cls[names]`` returns, with these options set to True."""
+    title, options = f"{cls.__name__}_{'_'.join(names)}", dict.fromkeys(names, True)
+    return types.new_class(title, (cls,), options, lambda body: body.update(__module__=cls.__module__))
 
 
 def collection_class(hint: object) -> Any:

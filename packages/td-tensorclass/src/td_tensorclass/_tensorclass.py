@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,12 +30,12 @@ from td_core.spi import (
     show_path,
 )
 from td_core.spi import lock as lock_nodes
-from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
+from td_core.typing import BatchSize, DeviceType, NestedKey
 
 from ._casts import is_batch_number
 from ._declaration import declare
 from ._non_tensor import NonTensorData
-from ._schema import OPTIONS, Options, Schema, collection_class
+from ._schema import OPTIONS, Options, Schema, collection_class, make_bracketed
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._unbatched import UnbatchedTensor
 from ._value_nodes import NonTensorNode, ValueNode, kind_mismatch_error
@@ -85,7 +84,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _has_post_init_for_results: ClassVar[bool] = False
     #: True if :meth:`_finish` must run on results of operations.
     _has_finish: ClassVar[bool] = False
-    _bracketed: ClassVar[dict[Any, type]] = {}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         provided = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
@@ -97,15 +95,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         names = parameters if isinstance(parameters, tuple) else (parameters,)
         if not all(isinstance(name, str) for name in names):
             return super().__class_getitem__(parameters)
-        options = dict.fromkeys(names, True)
-        Options().merge(options)
-        key = (cls, *names)
-        if key not in TensorClass._bracketed:
-            title = f"{cls.__name__}_{'_'.join(names)}"
-            TensorClass._bracketed[key] = types.new_class(
-                title, (cls,), options, lambda body: body.update(__module__=cls.__module__)
-            )
-        return TensorClass._bracketed[key]
+        Options().merge(dict.fromkeys(names, True))
+        return make_bracketed(cls, *names)
 
     def __init__(
         self,
@@ -372,17 +363,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._schema.check_keys(values)
         self._tensordict._set_children(values)
 
-    def _with_children(
-        self,
-        children: Mapping[str, Any],
-        *,
-        batch_size: torch.Size | None = None,
-        device: torch.device | NoDefault | None = NO_DEFAULT,
-        names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> Self:
-        inner: Any = self._tensordict._with_children(
-            children, batch_size=batch_size, device=device, names=names
-        )
+    def _with_children(self, children: Mapping[str, Any], **metadata: Any) -> Self:
+        inner: Any = self._tensordict._with_children(children, **metadata)
         # If keys are not fields (for example flattened or renamed), return a plain collection so that no entry is lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
 

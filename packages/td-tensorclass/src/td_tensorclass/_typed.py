@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import weakref
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
+from functools import partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
@@ -17,7 +17,7 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictBase
 from td_core.spi import EntrySchema, Node, make_dense
 from td_core.typing import BatchSize, DeviceType
 
-from ._schema import ALLOWED, RESERVED, annotations_of, collection_class
+from ._schema import ALLOWED, RESERVED, annotations_of, collection_class, make_bracketed
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
 from ._value_nodes import ValueNode
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-#: Cache of the classes made by options in brackets.
-_bracketed: dict[tuple[Any, ...], type] = {}
 #: Cache of the classes of lazy stacks of a class.
 _stack_classes: dict[type, Any] = {}
 
@@ -67,7 +65,7 @@ class _TypedMeta(ABCMeta):
                 "__slots__": (),
                 "__module__": cls.__module__,
                 "__qualname__": f"{cls.__qualname__}._stack_class",
-                **{key: _stack_accessor(key) for key in keys},
+                **{key: _accessor(key, partial(_get_default_of_member, key)) for key in keys},
             }
             _stack_classes[cls] = type(f"{cls.__name__}Stack", (LazyStackedTensorDict,), namespace)
         return _stack_classes[cls]
@@ -136,7 +134,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             needed = default is MISSING and factory is None and qualifier != "NotRequired"
             (required if needed else optional).add(name)
             (optional if needed else required).discard(name)
-            setattr(cls, name, _accessor(name, default, factory))
+            setattr(cls, name, _accessor(name, partial(_get_default, name, default, factory)))
         cls.__required_keys__, cls.__optional_keys__ = frozenset(required), frozenset(optional)
         cls.__expected_keys__ = cls.__required_keys__ | cls.__optional_keys__
 
@@ -146,13 +144,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         if not all(isinstance(name, str) for name in names):
             return GenericAlias(cls, parameters)
         _check_options(names)
-        key = (cls, *names)
-        if key not in _bracketed:
-            title, options = f"{cls.__name__}_{'_'.join(names)}", dict.fromkeys(names, True)
-            _bracketed[key] = types.new_class(
-                title, (cls,), options, lambda body: body.update(__module__=cls.__module__)
-            )
-        return _bracketed[key]
+        return make_bracketed(cls, *names)
 
     def __init__(
         self,
@@ -294,20 +286,16 @@ def _check_options(names: Iterable[str]) -> None:
         )
 
 
-def _accessor(name: str, default: object, factory: Callable[[], object] | None) -> property:
+def _accessor(name: str, get_default: Callable[[Any], object]) -> property:
     def read(self: Any) -> Any:
         try:
             entry = self._children()[name]
         except KeyError:
-            if factory is not None:
-                return factory()
-            if default is MISSING:
-                raise AttributeError(f"the {type(self).__name__} has no entry {name!r}") from None
-            return default
+            return get_default(self)
         return entry if isinstance(entry, Tensor) else entry._unwrap()
 
-    def write(self: Any, value: Any) -> None:
-        if self._frozen:
+    def write(self: Any, value: object) -> None:
+        if getattr(self, "_frozen", False):
             raise dataclasses.FrozenInstanceError(
                 f"cannot assign to {name!r}: {type(self).__name__} is frozen"
             )
@@ -316,14 +304,14 @@ def _accessor(name: str, default: object, factory: Callable[[], object] | None) 
     return property(read, write, doc=f"The entry {name!r}.")
 
 
-def _stack_accessor(name: str) -> property:
-    def read(self: Any) -> Any:
-        if name not in self._children():
-            return getattr(self.tensordicts[0], name)  # the default, or the error of the class of the members
-        entry = self._get_child(name)
-        return entry if isinstance(entry, Tensor) else entry._unwrap()
+def _get_default(name: str, default: object, factory: Callable[[], object] | None, node: Node) -> object:
+    """Return the default of a declared key; AttributeError if it has none."""
+    if factory is not None:
+        return factory()
+    if default is MISSING:
+        raise AttributeError(f"the {type(node).__name__} has no entry {name!r}") from None
+    return default
 
-    def write(self: Any, value: Any) -> None:
-        self._set_path(name, value)
 
-    return property(read, write, doc=f"The entry {name!r}.")
+def _get_default_of_member(name: str, stack: Any) -> object:
+    return getattr(stack.tensordicts[0], name)
