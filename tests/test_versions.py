@@ -149,6 +149,7 @@ PROBES = {
 }
 
 
+@pytest.mark.once  # torch is the same in every environment
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("row", PROBES)
 def test_readme_table_of_torch_is_true_for_this_release(row: str) -> None:
@@ -173,6 +174,7 @@ SINCE: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("words", SINCE)
 def test_torch_page_is_true_for_this_release(words: str) -> None:
