@@ -67,13 +67,11 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
 
 
 def on_post_build(config: Any, **kwargs: Any) -> None:
-    """Hook of mkdocs: raise an error if the search does not find a public method of collections in the reference."""
+    """Hook of mkdocs: raise an error if the search does not find a public name of collections in the reference."""
     collection = import_module("td_core").TensorDict
     index = json.loads((Path(config.site_dir) / "search/search_index.json").read_text(encoding="utf-8"))
     places = {entry["location"].rpartition("#td_core.TensorDict.")[2] for entry in index["docs"]}
-    public = {
-        name for name in dir(collection) if not name.startswith("_") and callable(getattr(collection, name))
-    }
+    public = {name for name in dir(collection) if not name.startswith("_")}
     if public - places:
         raise ValueError(f"the reference has no entry for {sorted(public - places)}")
 
@@ -89,7 +87,7 @@ class FenceExamples(griffe.Extension):
             obj.docstring.value = markdown(obj.docstring.value)
 
     def on_class(self, *, cls: griffe.Class, loader: Any, **kwargs: Any) -> None:
-        """Show the methods that a call makes, such as ``sum = reduction("sum", ...)``, and second names of methods."""
+        """Show methods that a call makes, such as ``sum = reduction("sum", ...)``, and second names."""
         for name, member in [*cls.members.items()]:
             if (
                 name.startswith("_")
@@ -103,6 +101,8 @@ class FenceExamples(griffe.Extension):
                 function = griffe.Function(name, lineno=member.lineno, endlineno=member.endlineno, parent=cls)
                 show_declaration(function, found, loader)
                 cls.set_member(name, function)
+            elif isinstance(found, property) and found.__doc__:
+                member.docstring = griffe.Docstring(inspect.getdoc(found) or "", parent=member)
 
     def on_module_members(self, *, mod: griffe.Module, **kwargs: Any) -> None:
         """Convert the docstring of a module; ``on_object`` runs before griffe has read it."""

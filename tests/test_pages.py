@@ -26,7 +26,7 @@ FILES = {
     *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("packages/*/tests/*.py")),
     *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/*.py")),
 }
-#: Code spans of ARCHITECTURE.md and CONTRIBUTING.md that are not code or files of the project.
+#: Code spans of these pages that are not code or files of the project.
 OTHERS = {"is", "nox", "install", ".nox/.cache/base", "packages/X/tests", "meta.json", "dist/"}
 
 
@@ -77,7 +77,7 @@ def find_names(text: str) -> set[str]:
     return {name for pair in pairs for name in pair}
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md"])
 def test_page_names_files_that_exist(page: str) -> None:
     for name in list_names(page):
         if "/" in name or name.endswith((".py", ".md", ".json", ".txt", ".toml")):
