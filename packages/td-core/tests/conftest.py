@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core import LazyStackedTensorDict, StoredTensor, TensorDict, lazy_stack
 from td_core._coerce import COERCERS
 from td_core._nodes import KINDS
 from td_core._serializers import SERIALIZERS
@@ -142,6 +142,29 @@ def assert_unchanged() -> Callable[[Any, dict[Any, Tensor]], None]:
             torch.testing.assert_close(after[key], value, rtol=0, atol=0)
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def describe_leaf() -> Callable[[Tensor], tuple[Any, ...]]:
+    """Return a function that returns all that a write could change in a leaf; the shape and dtype first, the elements last."""
+
+    def describe(leaf: Tensor) -> tuple[Any, ...]:
+        plain = leaf.detach().clone() if isinstance(leaf, StoredTensor) else leaf.detach()
+        if plain.is_meta:
+            elements: Any = None
+        elif plain.is_quantized:
+            elements = plain.int_repr().tolist()
+        else:
+            # A copy has the strides that a view of bytes needs, also where a dim has size one.
+            copy = torch.empty(plain.shape, dtype=plain.dtype).copy_(plain.to_dense())
+            elements = copy.flatten().view(torch.uint8).tolist()
+        try:
+            node: object = leaf.grad_fn
+        except RuntimeError as error:  # a view whose base was written
+            node = str(error)
+        return tuple(leaf.shape), leaf.dtype, leaf.layout, leaf.requires_grad, node, elements
+
+    return describe
 
 
 @pytest.fixture(scope="session")

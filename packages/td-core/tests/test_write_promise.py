@@ -132,6 +132,17 @@ if importlib.util.find_spec("td_memmap") is not None:
     KINDS["memory-mapped"] = make_mapped
 
 
+def make_module(node: Any) -> torch.nn.Module:
+    """Return a module with the leaves of a tree as buffers."""
+    module = torch.nn.Module()
+    for key, child in node._inner()._children().items():
+        if isinstance(child, Tensor):
+            module.register_buffer(key, child)
+        else:
+            module.add_module(key, make_module(child))
+    return module
+
+
 def set_at(td: Any, index: Any, value: Any) -> None:
     td[index] = value
 
@@ -161,6 +172,7 @@ WRITES: dict[str, dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any]
         "set in place": (lambda td, source: td.set("n", source["n"], inplace=True), copy),
         "apply_": (lambda td, source: td.apply_(lambda leaf, value: value, source), copy),
         "load_state_dict": (lambda td, source: td.load_state_dict(source.state_dict()), copy),
+        "to_module": (lambda td, source: source.to_module(make_module(td), inplace=True), copy),
         "apply with out": (lambda td, source: source.apply(lambda value: value, out=td.lock_()), copy),
     },
     "index": {
@@ -210,8 +222,48 @@ WRITES: dict[str, dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any]
 }
 
 
-#: As for modules, autograd does not record what is loaded, so it refuses nothing.
-UNRECORDED = {"load_state_dict": ("requires grad", "is a view of such a leaf", "torch.func.grad")}
+if importlib.util.find_spec("td_distributed") is not None:
+
+    class Loop:
+        """A process group of one process, which receives what it sent."""
+
+        def __init__(self) -> None:
+            self.messages: list[Tensor] = []
+
+        def name(self) -> str:
+            return "gloo"
+
+        def size(self) -> int:
+            return 1
+
+        def wait(self) -> None:
+            """Return at once: the group is the handle of its messages, too."""
+
+        def send(self, tensors: list[Tensor], rank: int, tag: int) -> Loop:
+            self.messages.append(tensors[0].clone())
+            return self
+
+        def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Loop:
+            tensors[0].copy_(self.messages.pop(0))
+            return self
+
+    def receive(td: Any, source: Any) -> None:
+        loop = Loop()
+        source.send(group=loop, group_dst=0)
+        td.recv(group=loop, group_src=0)
+
+    WRITES["copy"]["recv"] = receive, copy
+
+#: As for modules, autograd does not record what is loaded or received, so it refuses nothing. No message has mapped tensors.
+_NO_GRAD = ("requires grad", "is a view of such a leaf", "torch.func.grad")
+UNRECORDED = {"load_state_dict": _NO_GRAD, "to_module": _NO_GRAD, "recv": (*_NO_GRAD, "torch.vmap")}
+#: Conditions under which a message has leaves of another dtype or layout.
+OTHER_FORMS = (
+    "the leaf is on the meta device",
+    "the leaf is quantized",
+    "the leaf has an integer dtype",
+    "the value has another dtype",
+)
 #: Writes of the group "compute" that take no value.
 ALONE = ("sqrt_", "neg_", "add_ a number")
 
@@ -255,26 +307,15 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def describe(leaf: Any) -> Any:
-    """Return all that a write could change in a leaf: its form, autograd state and elements."""
-    plain = leaf.detach().clone() if isinstance(leaf, StoredTensor) else leaf.detach()
-    if plain.is_meta:
-        elements: Any = None
-    elif plain.is_quantized:
-        elements = plain.int_repr().tolist()
-    else:
-        elements = plain.to_dense().contiguous().flatten().view(torch.uint8).tolist()
-    try:
-        node = leaf.grad_fn
-    except RuntimeError as error:  # a view whose base was written
-        node = str(error)
-    return tuple(leaf.shape), leaf.dtype, leaf.layout, leaf.requires_grad, node, elements
+@pytest.fixture(scope="session")
+def snapshot(describe_leaf: Any) -> Callable[[Any], Any]:
+    """Return a function that returns the leaves with their content, and the structure with the values."""
 
+    def take(root: Any) -> Any:
+        leaves = root._leaves()
+        return list(map(id, leaves)), list(map(describe_leaf, leaves)), repr(root)
 
-def snapshot(root: Any) -> Any:
-    """Return the leaves with their content, and the structure with the values."""
-    leaves = root._leaves()
-    return list(map(id, leaves)), list(map(describe, leaves)), repr(root)
+    return take
 
 
 def find_last(root: Any) -> Tensor:
@@ -293,34 +334,44 @@ def try_torch(write: Callable[[Any, Any], Any], leaf: Tensor, value: Any) -> Exc
     return None
 
 
-def find_fault(make: Any, condition: str, group: str, name: str) -> str | None:
-    """Run one write under one condition. Return what differs from the page and from torch, or None."""
-    whole, single = WRITES[group][name]
-    spoil, spoil_value = LEAVES.get(condition, keep), VALUES.get(condition, keep)
-    td, source = make(0.1, spoil), KIND_OF_SOURCE.get(make, make)(0.6, spoil_value)
-    leaf, value = find_last(make(0.1, spoil)), find_last(source)
-    refused = try_torch(single, leaf, value)
-    outcome, before = TABLE[condition][group], snapshot(td)
-    try:
-        whole(td, source)
-    except Exception as error:
-        if td.is_locked and "out" in name:
-            td.unlock_()
-        if snapshot(td) != before:
-            return f"wrote some leaves before it raised {error!r}"
-        if name == "load_state_dict" and "cannot stack key" in str(error):
-            return None  # the state dict has stacked entries, and torch cannot stack these leaves
-        if outcome == "written" or (outcome == "as torch" and refused is None):
-            return f"raised {error!r}"
-        if outcome != "as torch" and type(error).__name__ != outcome:
-            return f"raised {type(error).__name__}, not {outcome}: {error}"
-        return None if "'z'" in str(error) else f"the key is not in the message: {error}"
-    if outcome not in ("written", "as torch"):
-        return f"raised nothing, not {outcome}"
-    if refused is not None:
-        return f"raised nothing, torch {refused!r}"
-    expected, found = describe(leaf), describe(find_last(td))
-    return None if expected[-1] == found[-1] else f"wrote {found}, torch {expected}"
+def get_outcome(condition: str, group: str, name: str) -> str:
+    """Return the outcome on the page; a message is received only into leaves of the same form."""
+    return "StructureError" if name == "recv" and condition in OTHER_FORMS else TABLE[condition][group]
+
+
+@pytest.fixture(scope="session")
+def find_fault(describe_leaf: Any, snapshot: Any) -> Callable[[Any, str, str, str], str | None]:
+    """Return a function that runs one write under one condition: it returns what differs from the page and from torch."""
+
+    def find(make: Any, condition: str, group: str, name: str) -> str | None:
+        whole, single = WRITES[group][name]
+        spoil, spoil_value = LEAVES.get(condition, keep), VALUES.get(condition, keep)
+        td, source = make(0.1, spoil), KIND_OF_SOURCE.get(make, make)(0.6, spoil_value)
+        leaf, value = find_last(make(0.1, spoil)), find_last(source)
+        refused = try_torch(single, leaf, value)
+        outcome, before = get_outcome(condition, group, name), snapshot(td)
+        try:
+            whole(td, source)
+        except Exception as error:
+            if td.is_locked and "out" in name:
+                td.unlock_()
+            if snapshot(td) != before:
+                return f"wrote some leaves before it raised {error!r}"
+            if name == "load_state_dict" and "cannot stack key" in str(error):
+                return None  # the state dict has stacked entries, and torch cannot stack these leaves
+            if outcome == "written" or (outcome == "as torch" and refused is None):
+                return f"raised {error!r}"
+            if outcome != "as torch" and type(error).__name__ != outcome:
+                return f"raised {type(error).__name__}, not {outcome}: {error}"
+            return None if "'z'" in str(error) else f"the key is not in the message: {error}"
+        if outcome not in ("written", "as torch"):
+            return f"raised nothing, not {outcome}"
+        if refused is not None:
+            return f"raised nothing, torch {refused!r}"
+        expected, found = describe_leaf(leaf), describe_leaf(find_last(td))
+        return None if expected[-1] == found[-1] else f"wrote {found}, torch {expected}"
+
+    return find
 
 
 #: Makers of sources, for kinds whose leaves would make the source expensive.
@@ -329,13 +380,17 @@ KIND_OF_SOURCE = {make: make_dense for name, make in KINDS.items() if name in ("
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("condition", [*LEAVES, *VALUES])
-def test_write_under_condition_is_as_the_page_says(condition: str, kind: str) -> None:
+def test_write_under_condition_is_as_the_page_says(find_fault: Any, condition: str, kind: str) -> None:
     faults = {}
     for group, name in select_writes(condition, kind):
         fault = find_fault(KINDS[kind], condition, group, name)
         if fault is not None:
             faults[group, name] = fault
     assert faults == {}
+
+
+#: Kinds whose leaves a module can have.
+MODULES = ("dense", "stored", "typed", "memory-mapped")
 
 
 def select_writes(condition: str, kind: str) -> list[tuple[str, str]]:
@@ -347,6 +402,7 @@ def select_writes(condition: str, kind: str) -> list[tuple[str, str]]:
         if TABLE[condition][group]
         and not (condition in VALUES and name in ALONE)
         and not any(words in condition for words in UNRECORDED.get(name, ()))
+        and (name != "to_module" or kind in MODULES)
     ]
     return writes if kind in ("dense", "lazy") else writes[(len(condition) + len(kind)) % 3 :: 3]
 
@@ -360,17 +416,26 @@ KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nested lazy"])
 @pytest.mark.parametrize("condition", KEYS)
-def test_write_of_other_keys_is_as_the_page_says(condition: str, kind: str) -> None:
+def test_write_of_other_keys_is_as_the_page_says(snapshot: Any, condition: str, kind: str) -> None:
     creates = "collection lacks" in condition
     faults = {}
     for group, name in select_writes(condition, kind):
-        if name in ("copy_at_", "update_at_", "set_at_", "apply_", "apply with out", *UNRECORDED, *ALONE):
+        if name in (
+            "copy_at_",
+            "update_at_",
+            "set_at_",
+            "apply_",
+            "apply with out",
+            "load_state_dict",
+            *ALONE,
+        ):
             continue
         if creates and kind in ("tensorclass", "lazy tensorclass") and group == "index":
             continue  # a tensorclass has only its fields
         outcome, td, entries = TABLE[condition][group], KINDS[kind](), as_dict(make_dense(0.6))
         KEYS[condition](entries)
         before, last = snapshot(td), find_last(td).clone()
+        outcome = "StructureError" if name == "recv" else outcome
         if name == "update in place" and creates:
             outcome = "written"  # update() stores entries that the collection lacks
             if "tensorclass" in kind:
@@ -387,7 +452,7 @@ def test_write_of_other_keys_is_as_the_page_says(condition: str, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_write_locked_collection_equals_torch(kind: str) -> None:
+def test_write_locked_collection_equals_torch(find_fault: Any, kind: str) -> None:
     condition = "the collection is locked"
     faults = {}
     for group, name in select_writes(condition, kind):
@@ -398,26 +463,28 @@ def test_write_locked_collection_equals_torch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_write_overlapping_value_equals_torch(lazy: bool) -> None:
+def test_write_overlapping_value_equals_torch(describe_leaf: Any, lazy: bool) -> None:
     faults = {}
     for group, name in select_writes("the value overlaps its leaf in memory", "dense"):
         memory = make_leaf(3, 3)
         td = TensorDict({"a": make_leaf(2, 3), "n": {"z": memory[:2]}}, [2])
         source = TensorDict({"a": make_leaf(2, 3, start=0.5), "n": {"z": memory[1:]}}, [2])
+        if lazy and name in ("to_module", "recv"):
+            continue  # the two sides have other structures
         whole, single = WRITES[group][name]
         expected = memory[:2].clone()
         single(expected, memory[1:].clone())
         whole(LazyStackedTensorDict(*td.unbind(0)) if lazy else td, source)
-        if describe(memory[:2])[-1] != describe(expected)[-1]:
+        if describe_leaf(memory[:2])[-1] != describe_leaf(expected)[-1]:
             faults[group, name] = (memory[:2], expected)
     assert faults == {}
 
 
 @pytest.mark.parametrize("kind", ["dense", "lazy", "nested lazy"])
-def test_write_mapped_value_into_leaf_from_outside_raises(kind: str) -> None:
+def test_write_mapped_value_into_leaf_from_outside_raises(snapshot: Any, kind: str) -> None:
     condition = "`torch.vmap` maps over the value, and not over the leaf"
     for group, name in select_writes(condition, "dense"):
-        if name in ALONE:
+        if name in ALONE or (name == "to_module" and kind not in MODULES):
             continue
         td = KINDS[kind]()
         td = td.lock_() if "out" in name else td
@@ -436,7 +503,7 @@ def test_write_mapped_value_into_leaf_from_outside_raises(kind: str) -> None:
 
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
 @pytest.mark.parametrize("kind", ["dense", "lazy", "nested lazy"])
-def test_write_leaf_from_outside_of_derivative_raises(kind: str, transform: str) -> None:
+def test_write_leaf_from_outside_of_derivative_raises(snapshot: Any, kind: str, transform: str) -> None:
     condition = "the leaf is from outside of `torch.func.grad` or `jvp`"
     for group, name in select_writes(condition, "dense"):
         outside = KINDS[kind]()
@@ -464,7 +531,7 @@ def test_write_leaf_from_outside_of_derivative_raises(kind: str, transform: str)
 def test_write_that_does_not_fit_is_a_builtin_error(builtin: type[Exception], kind: str) -> None:
     td, wide = KINDS[kind](), KINDS[kind](0.6, lambda leaf: torch.cat([leaf, leaf], -1))
     for group in ("copy", "index", "compute"):
-        for name in set(WRITES[group]) - {*ALONE}:
+        for name in set(WRITES[group]) - {*ALONE, "" if kind in MODULES else "to_module"}:
             with pytest.raises(builtin):
                 WRITES[group][name][0](td, wide)
     with pytest.raises(builtin):

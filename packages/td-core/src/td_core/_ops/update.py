@@ -363,7 +363,8 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
         # An entry that the kind builds when it is read, as a lazy stack does, is copied, and written back.
         target = entry if parent._peek_child(key) is entry else entry.clone()
         size = get_lead(entry, 1) if entry.is_nested else entry.shape
-        IndexedWrite(writes, plan_index(tensors_in(index), size), size).read_leaf(target, value, path, False)
+        plan = plan_index(tensors_in(index), size)
+        IndexedWrite(writes, plan, size, f"at the index {index!r}").read_leaf(target, value, path, False)
         writes.commit()
         if target is not entry:
             write_entry(parent, key, target, path, non_blocking)

@@ -45,8 +45,11 @@ class Entries(dict[str, Any]):
 class IndexedWrite:
     """One ``root[index] = value``: :meth:`read` checks the value and adds its writes to a transaction."""
 
-    def __init__(self, writes: Transaction, plan: IndexPlan, size: torch.Size) -> None:
+    def __init__(
+        self, writes: Transaction, plan: IndexPlan, size: torch.Size, where: str = "in place"
+    ) -> None:
         self.writes = writes
+        self.where = where
         self.index = plan.index
         self.basic = is_basic(plan.index)
         if not self.basic:
@@ -131,7 +134,7 @@ class IndexedWrite:
                 entry = drop_leading_ones(entry, len(wanted))
             else:
                 self.fitting = shapes
-            check_fits(entry, wanted, path)
+            check_fits(entry, wanted, path, self.where)
         self._add(target, entry, path)
 
     def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
@@ -156,7 +159,7 @@ class IndexedWrite:
         index = self.index if type(self.index) is tuple else (self.index,)
         problem = find_problem(target, value, *index)
         if problem is not None:
-            raise add_path(problem, path)
+            raise add_path(problem, path, self.where)
         if target.layout is not torch.strided:
             raise add_path(StructureError(f"its layout, {target.layout}, has no views"), path, "at an index")
         if self.basic:
@@ -169,13 +172,13 @@ class IndexedWrite:
         else:
             _check_scatter(target, path)
         if (problem := find_expansion(target)) is not None:
-            raise add_path(problem, path)
+            raise add_path(problem, path, self.where)
         self.writes.copy(target, value, path, self.place)
 
     def _add_components(self, target: Tensor, value: object, path: Path) -> None:
         """Add the writes into the components of a nested tensor that the index selects."""
         if (problem := find_problem(target)) is not None:
-            raise add_path(problem, path)
+            raise add_path(problem, path, self.where)
         positions = torch.arange(target.size(0), device=target.device)[self.index]
         if positions.ndim > 1:
             raise StructureError(
@@ -195,7 +198,7 @@ class IndexedWrite:
         for row, part in zip(rows, values, strict=True):
             if isinstance(part, Tensor):
                 if (problem := find_problem(row, part)) is not None:
-                    raise add_path(problem, path)
+                    raise add_path(problem, path, self.where)
                 check_fits(part, row.shape, path)
             self.writes.copy(row, part, path)
 
