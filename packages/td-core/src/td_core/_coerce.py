@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ._arrays import as_tensor
 from ._collection import Child, Core, get_lead, make_dense, show_path
+from ._keys import unravel_key_to_tuple
 from ._public_names import set_module
 from ._type_names import NamedTypes, find_imported, is_type_name
 from ._walks import expand
@@ -23,6 +24,8 @@ from .errors import BatchSizeError, MissingPluginError, PluginError, StructureEr
 
 if TYPE_CHECKING:
     from ._tensordict import TensorDict
+
+GetContent = Callable[[object], "Mapping[Any, Any] | None"]
 
 #: Maximal number of dims of a numpy array.
 _MAX_DIMS = 64
@@ -297,61 +300,70 @@ def _is_uniform(items: list[Any]) -> bool:
 
 
 def build_nested(
-    source: Mapping[Any, Any], batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...] = ()
+    source: Mapping[Any, Any],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    path: tuple[str, ...] = (),
+    get_content: GetContent | None = None,
+    seen: set[int] | None = None,
 ) -> TensorDict:
-    """Build a TensorDict from a nested mapping. Every node gets this batch size and device."""
+    """Build a TensorDict from a nested mapping. Every node gets this batch size and device.
+
+    ``get_content`` returns the items of a value that becomes a node, or None; by default, only dicts become nodes.
+    ``seen`` has the ids of the values above.
+    """
     entries: dict[str, Child] = {}
     root = make_dense(entries, batch_size, device)
-    todo: list[tuple[Mapping[Any, Any], Any, dict[str, Child], tuple[str, ...]]] = [
+    todo: list[tuple[Mapping[Any, Any], TensorDict, dict[str, Child], tuple[str, ...]]] = [
         (source, root, entries, path)
     ]
-    # torch.compile cannot trace id(), and its tracer itself stops at a mapping that contains itself.
-    seen: set[int] | None = None if torch.compiler.is_compiling() else set()
+    if not torch.compiler.is_compiling():  # torch.compile cannot trace id() before torch 2.13
+        seen = {id(source)} if seen is None else seen
     ndim = len(batch_size)
     fitting: torch.Size | None = None
     # By hand: the row `from_dict` of benchmarks/ops.py.
     while todo:
         mapping, node, entries, prefix = todo.pop()
-        if seen is not None:
-            _check_cycle(mapping, seen, prefix)
-            seen.add(id(mapping))
         for key, value in mapping.items():
-            if type(key) is not str:
+            if isinstance(value, Tensor) and type(value) not in WRAPPED:
+                if type(key) is str and device is None:
+                    try:
+                        shape = value.shape
+                    except RuntimeError:
+                        shape = None  # a strided nested tensor has no shape
+                    if shape is not None and (shape == fitting or shape[:ndim] == batch_size):
+                        entries[key] = value
+                        fitting = shape
+                        continue
                 node._set_path(key, value, prefix)
-            elif isinstance(value, Tensor) and type(value) not in WRAPPED and device is None:
-                try:
-                    shape = value.shape
-                except RuntimeError:
-                    shape = None  # a strided nested tensor has no shape
-                if shape is not None and (shape == fitting or shape[:ndim] == batch_size):
-                    entries[key] = value
-                    fitting = shape
-                else:
-                    node._set_path(key, value, prefix)
-            elif type(value) is dict:
-                below: dict[str, Child] = {}
-                entries[key] = child = make_dense(below, batch_size, device)
-                todo.append((value, child, below, (*prefix, key)))
+                continue
+            content = value if type(value) is dict else None if get_content is None else get_content(value)
+            if content is None or (get_content is None and type(key) is not str):
+                node._set_path(key, value, prefix)
+                continue
+            below = (*prefix, key) if type(key) is str else (*prefix, *unravel_key_to_tuple(key))
+            if seen is not None:
+                if id(value) in seen and _has_cycle(value, get_content):
+                    raise StructureError(f"{show_path(below)} holds a mapping that contains itself")
+                seen.add(id(value))
+            if type(key) is str:
+                inner: dict[str, Child] = {}
+                entries[key] = child = make_dense(inner, batch_size, device)
+                todo.append((content, child, inner, below))
             else:
-                node._set_path(key, value, prefix)
+                child = build_nested(content, batch_size, device, below, get_content, seen)
+                node._set_path(key, child, prefix)
     return root
 
 
-def _check_cycle(mapping: Mapping[Any, Any], seen: set[int], path: tuple[str, ...]) -> None:
-    """Raise StructureError if a mapping that occurred before contains itself."""
-    if id(mapping) in seen and has_cycle(
-        mapping, lambda item: item.values() if isinstance(item, Mapping) else ()
-    ):
-        raise StructureError(f"{show_path(path)} holds a mapping that contains itself")
+def _has_cycle(value: object, get_content: GetContent | None) -> bool:
+    """Return True if a value contains itself, directly or through nested items."""
+    visited: set[int] = set()
 
-
-def has_cycle(container: Any, items: Callable[[Any], Iterable[Any]]) -> bool:
-    """Return True if a container contains itself, directly or through nested items."""
-    seen: set[int] = set()
-
-    def below(item: Any) -> Iterable[Any]:
-        found = {id(inner): inner for inner in items(item) if id(inner) not in seen}
-        seen.update(found)
+    def below(item: object) -> Iterable[object]:
+        content = item if isinstance(item, Mapping) else get_content and get_content(item)
+        found = {id(inner): inner for inner in (content or {}).values() if id(inner) not in visited}
+        visited.update(found)
         return found.values()
 
-    return any(item is container for item in expand(below(container), below))
+    return any(item is value for item in expand(below(value), below))

@@ -1,6 +1,6 @@
 """Construction of collections from Python objects: mappings, tuples, lists, structured arrays, pytrees, schemas.
 
-Each object is first converted to nested plain dicts, without recursion, from which a collection is built.
+What is not a mapping is read as one, node by node, while the collection is built.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._coerce import COERCERS, build_nested, coerce, get_struct_fields, has_cycle
+from ._coerce import COERCERS, build_nested, coerce, get_struct_fields
 from ._collection import Core, get_all_entries, make_dense
 from ._devices import as_device
 from ._dim_names import check_names
@@ -449,7 +449,8 @@ def _build(
     _check_one_given(batch_size, batch_dims)
     inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
     size = as_batch_size(own if batch_size is None and not inferred else batch_size)
-    result = build_nested(_to_plain_dict(content), size, None if device is None else as_device(device))
+    place = None if device is None else as_device(device)
+    result = build_nested(content, size, place, get_content=_get_content)
     if inferred:
         result.auto_batch_size_(batch_dims)
     if names is not None:
@@ -462,35 +463,7 @@ def _check_one_given(batch_size: BatchSize | None, batch_dims: int | None) -> No
         raise ValueError(f"give batch_size or batch_dims, not both; got {batch_size!r} and {batch_dims}")
 
 
-def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Convert nested containers to nested plain dicts, without recursion."""
-    root: dict[object, object] = {}
-    todo: list[tuple[Mapping[object, Any], dict[Any, Any]]] = [(content, root)]
-    open_levels: set[int] = set()
-    # By hand: the row `from_dict` of benchmarks/ops.py.
-    while todo:
-        source, out = todo.pop()
-        for key, value in source.items():
-            if isinstance(value, Tensor):
-                out[key] = value
-                continue
-            inner = _get_content(value)
-            if inner is None:
-                out[key] = value
-                continue
-            if not torch.compiler.is_compiling():  # torch.compile cannot trace id() before torch 2.13
-                if id(value) in open_levels and has_cycle(
-                    value, lambda item: (_get_content(item) or {}).values()
-                ):
-                    raise StructureError(f"the entry {key!r} holds a mapping that contains itself")
-                open_levels.add(id(value))
-            below: dict[Any, Any] = {}
-            out[key] = below
-            todo.append((inner, below))
-    return root
-
-
-def _get_content(value: object) -> Any:
+def _get_content(value: object) -> Mapping[Any, Any] | None:
     """Return the items of a container as a mapping, or None for a leaf or a collection."""
     if isinstance(value, Core) or _has_coercer(value):
         return None
