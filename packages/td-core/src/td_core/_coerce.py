@@ -307,11 +307,8 @@ def build_nested(
     get_content: GetContent | None = None,
     seen: set[int] | None = None,
 ) -> TensorDict:
-    """Build a TensorDict from a nested mapping. Every node gets this batch size and device.
-
-    ``get_content`` returns the items of a value that becomes a node, or None; by default, only dicts become nodes.
-    ``seen`` has the ids of the values above.
-    """
+    """Build a TensorDict from a nested mapping. Every node gets this batch size and device."""
+    # Values for which ``get_content`` returns items become nodes; by default, dicts do. ``seen`` has the ids of those above.
     entries: dict[str, Child] = {}
     root = make_dense(entries, batch_size, device)
     todo: list[tuple[Mapping[Any, Any], TensorDict, dict[str, Child], tuple[str, ...]]] = [

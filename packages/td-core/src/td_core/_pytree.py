@@ -224,16 +224,6 @@ def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> No
 def register_mapping(cls: Any) -> None:
     """Register a class with the constructor ``cls._make(children, batch_size, device, names)``."""
 
-    def flatten(node: Core) -> tuple[list[Any], Context]:
-        children = dict(node._children())
-        values = list(children.values())
-        return values, (
-            tuple(children),
-            encode_sizes(node, values),
-            node.device,
-            get_names_before(node._names, values),
-        )
-
     def unflatten(values: Iterable[object], context: Context) -> Any:
         keys, sizes, device, names = context
         children = list(values)
@@ -248,7 +238,14 @@ def register_mapping(cls: Any) -> None:
         _keep(node, children, sizes)
         return node
 
-    register(cls, flatten, unflatten, lambda context: context[0])
+    register(cls, _flatten, unflatten, lambda context: context[0])
+
+
+def _flatten(node: Core) -> tuple[list[Any], Context]:
+    children = dict(node._children())
+    values = list(children.values())
+    names = get_names_before(node._names, values)
+    return values, (tuple(children), encode_sizes(node, values), node.device, names)
 
 
 class Shell:
@@ -282,18 +279,9 @@ def _register_as_kind(cls: Any) -> None:
     bare: dict[str, object] = {"batch_size": torch.Size(), "device": None, "names": None}
 
     def flatten(node: Any) -> tuple[list[Any], Context]:
-        children = dict(node._children())
-        values = list(children.values())
-        shell = Shell(
-            node._with_children({}, **bare), KINDS.of(cls).record_of(node._with_children(children, **bare))
-        )
-        return values, (
-            tuple(children),
-            encode_sizes(node, values),
-            node.device,
-            get_names_before(node._names, values),
-            shell,
-        )
+        values, context = _flatten(node)
+        record = KINDS.of(cls).record_of(node._with_children(dict(node._children()), **bare))
+        return values, (*context, Shell(node._with_children({}, **bare), record))
 
     def unflatten(values: Iterable[object], context: Context) -> Any:
         keys, sizes, device, names, shell = context

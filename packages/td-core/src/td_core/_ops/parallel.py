@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,13 +85,8 @@ class ParallelMixin(Core):
             fn,
             _iter_chunks(self, dim, positions, index_with_generator),
             _iter_chunks(out, dim, positions, False) if in_workers else [None] * len(positions),
-            workers=workers,
-            pool=pool,
-            generator=generator,
-            max_tasks_per_child=max_tasks_per_child,
-            worker_threads=worker_threads,
-            pbar=pbar,
-            start_method=mp_start_method,
+            workers,
+            _Options(pool, generator, max_tasks_per_child, worker_threads, pbar, mp_start_method),
         )
         if has_targets:
             for position, result in zip(positions, results, strict=True):
@@ -141,13 +136,8 @@ class ParallelMixin(Core):
             fn,
             _iter_chunks(self, dim, positions, index_with_generator),
             [None] * len(positions),
-            workers=workers,
-            pool=pool,
-            generator=generator,
-            max_tasks_per_child=max_tasks_per_child,
-            worker_threads=worker_threads,
-            pbar=pbar,
-            start_method=mp_start_method,
+            workers,
+            _Options(pool, generator, max_tasks_per_child, worker_threads, pbar, mp_start_method),
         )
 
 
@@ -203,24 +193,27 @@ def _index_at(dim: int, position: object) -> tuple[object, ...]:
     return (slice(None),) * dim + (position,)
 
 
+class _Options(NamedTuple):
+    """The arguments of ``map`` and ``map_iter`` that state how tasks are run."""
+
+    pool: Any
+    generator: torch.Generator | None
+    max_tasks_per_child: int | None
+    worker_threads: int
+    pbar: bool
+    start_method: str | None
+
+
 def _run(
     fn: Callable[[object], object],
     chunks: Iterable[object],
     outs: list[object],
-    *,
     workers: int,
-    pool: Any,
-    generator: torch.Generator | None,
-    max_tasks_per_child: int | None,
-    worker_threads: int,
-    pbar: bool,
-    start_method: str | None,
+    options: _Options,
 ) -> Iterator[Any]:
-    seed = int(
-        torch.empty((), dtype=torch.int64, device=_get_generator_device(generator)).random_(
-            generator=generator
-        )
-    )
+    pool, generator, max_tasks_per_child, worker_threads, pbar, start_method = options
+    drawn = torch.empty((), dtype=torch.int64, device=_get_generator_device(generator))
+    seed = int(drawn.random_(generator=generator))
     results: Iterator[Any]
     call, tasks = partial(_call_task, fn, seed), enumerate(zip(chunks, outs))
     if pool is not None:
