@@ -149,7 +149,8 @@ def make_padded_tensor(
     """Pad leaves to one shape and stack them along ``dim``; ``side`` is the padded side."""
     ndims = {leaf.ndim for leaf in leaves}
     if len(ndims) != 1:
-        raise StructureError(f"key {key!r}: cannot pad leaves of {sorted(ndims)} dims to one shape")
+        path = unravel_key_to_tuple(key)
+        raise StructureError(f"{show_path(path)}: cannot pad leaves of {sorted(ndims)} dims to one shape")
     if side not in ("left", "right"):
         raise ValueError(f"padding_side is 'left' or 'right'; got {side!r}")
     alike = {(leaf.dtype, leaf.device, leaf.shape[1:]) for leaf in leaves}
