@@ -300,7 +300,7 @@ def _is_uniform(items: list[Any]) -> bool:
 
 
 def build_nested(
-    source: Mapping[Any, Any],
+    source: Mapping[Any, object],
     batch_size: torch.Size,
     device: torch.device | None,
     path: tuple[str, ...] = (),

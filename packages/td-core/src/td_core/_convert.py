@@ -55,7 +55,7 @@ class ConversionMixin(Core):
     @classmethod
     def from_dict(
         cls,
-        input_dict: Mapping[Any, Any] | Core,
+        input_dict: Mapping[Any, object] | Core,
         *,
         auto_batch_size: bool | None = None,
         batch_size: BatchSize | None = None,
@@ -82,7 +82,7 @@ class ConversionMixin(Core):
 
     def from_dict_instance(
         self,
-        input_dict: Mapping[Any, Any],
+        input_dict: Mapping[Any, object],
         *,
         auto_batch_size: bool | None = None,
         batch_size: BatchSize | None = None,
@@ -344,10 +344,10 @@ def _as_entry(node: Core, key: str, value: object) -> object:
     return node._schema.convert_plain(key, value)
 
 
-def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
+def _with_values(mapping: Mapping[Any, object], like: Core) -> dict[Any, Any]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
 
-    def fill(node: Core, out: dict[Any, Any], source: Mapping[Any, Any]) -> Iterator[Any]:
+    def fill(node: Core, out: dict[Any, Any], source: Mapping[Any, object]) -> Iterator[Any]:
         children = node._children()
         for key, value in source.items():
             child = children.get(key)
@@ -421,7 +421,7 @@ def _columns(
     return fields, columns
 
 
-def _value_column(node: Any, batch_size: torch.Size) -> np.ndarray[Any, Any]:
+def _value_column(node: Core, batch_size: torch.Size) -> np.ndarray[Any, Any]:
     value = node.tolist()
     flat = np.array(value)
     if flat.dtype.kind == "U" and flat.shape == tuple(batch_size):

@@ -98,7 +98,7 @@ def describe(root: Any) -> Description:
     encoded = encode(root)
     paths, nodes = encoded.leaf_paths(members=False), encoded.node_paths(members=False)
 
-    def list_children(item: Any) -> list[Any]:
+    def list_children(item: object) -> list[Any]:
         row = encoded.nodes[item] if isinstance(item, int) else {}
         return [child for group in ("members", "entries") for _, child in reversed(row.get(group, []))]
 

@@ -108,7 +108,7 @@ def _coerce_object(
 
 
 def from_dict(
-    d: Mapping[Any, Any] | Core,
+    d: Mapping[Any, object] | Core,
     *,
     auto_batch_size: bool | None = None,
     batch_dims: int | None = None,
@@ -214,7 +214,7 @@ def from_struct_array(
 
 
 def from_list(
-    input: Sequence[Any],
+    input: Sequence[object],
     *,
     auto_batch_size: bool | None = None,
     batch_size: BatchSize | None = None,
@@ -259,7 +259,7 @@ def from_list(
     return result
 
 
-def _make_item(item: Any, position: int, device: DeviceType | None) -> Any:
+def _make_item(item: object, position: int, device: DeviceType | None) -> Any:
     """Convert an item of a list to a collection on a device."""
     if not isinstance(item, (Mapping, Core)):
         raise TypeError(
@@ -337,7 +337,7 @@ def from_schema(
 
 
 def make_tensordict(
-    input_dict: Mapping[Any, Any] | None = None,
+    input_dict: Mapping[Any, object] | None = None,
     batch_size: BatchSize | None = None,
     device: DeviceType | None = None,
     auto_batch_size: bool | None = None,

@@ -59,7 +59,7 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
     return list(stack._members), Members(stack._stack_dim, name, len(stack._members), ndims, hooks)
 
 
-def _has_same_dtypes(whole: Any, members: list[Any], leaves: list[Tensor]) -> bool:
+def _has_same_dtypes(whole: object, members: list[Any], leaves: list[Tensor]) -> bool:
     """Return True if stacking kept all dtypes: each member has as many leaves of every dtype as the stack."""
     kinds = {leaf.dtype for leaf in leaves}
     if len(kinds) <= 1:

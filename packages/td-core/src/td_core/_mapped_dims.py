@@ -91,7 +91,7 @@ def _read_out_dims(original: Callable[..., object]) -> Callable[..., object]:
 
 def _join_chunks(original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
-    def join(out_dims: Any, spec: Any, chunks: Any) -> Any:
+    def join(out_dims: object, spec: Any, chunks: Any) -> Any:
         if out_dims != 0:
             first = torch_pytree.tree_unflatten([chunk[0] for chunk in chunks], spec)
             out_dims = normalize_dims(_unpack(out_dims, first), first, _dim_of_chunk)

@@ -32,7 +32,7 @@ class PlacedNames(tuple[Any, ...]):
     layout: Layout
 
 
-def get_names_before(names: Names | None, children: Iterable[Any]) -> Names | None:
+def get_names_before(names: Names | None, children: Iterable[object]) -> Names | None:
     """Return the dim names of a node for its pytree context."""
     if names is None or functorch_level() is None or torch.compiler.is_compiling():
         return names
@@ -44,7 +44,7 @@ def get_names_before(names: Names | None, children: Iterable[Any]) -> Names | No
     return placed
 
 
-def get_names_after(names: Names | None, batch_size: torch.Size, children: Iterable[Any]) -> Names | None:
+def get_names_after(names: Names | None, batch_size: torch.Size, children: Iterable[object]) -> Names | None:
     """Return the dim names of a node built from ``children``, which may have one dim more or fewer than the context."""
     if names is None:
         return None
@@ -64,7 +64,7 @@ def get_names_after(names: Names | None, batch_size: torch.Size, children: Itera
     return tuple(result) if result and len(result) == ndim and any(result) else None
 
 
-def _first_leaf(children: Iterable[Any]) -> Tensor | None:
+def _first_leaf(children: Iterable[object]) -> Tensor | None:
     return next(
         (
             child

@@ -168,7 +168,7 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     return batch_size
 
 
-def _leaf_of(node: Any) -> object:
+def _leaf_of(node: object) -> object:
     """Return the first leaf below a node, or None: a tensor, or an object that replaced one in a pytree."""
     while isinstance(node, Core):
         node = next(iter(node._tree_children()), None)

@@ -130,7 +130,7 @@ class ReprMixin(Core):
         description: Description = _describe(self)
         return description
 
-    def _ipython_key_completions_(self: Any) -> list[object]:
+    def _ipython_key_completions_(self: Core) -> list[object]:
         """Return the keys that IPython and notebooks offer after ``data["``."""
         return list(self.keys(include_nested=True))
 

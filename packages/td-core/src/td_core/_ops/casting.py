@@ -337,7 +337,7 @@ class CastingMixin(DeviceMixin):
 
     def new_ones(
         self,
-        *size: Any,
+        *size: object,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
@@ -354,7 +354,7 @@ class CastingMixin(DeviceMixin):
 
     def new_empty(
         self,
-        *size: Any,
+        *size: object,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
@@ -373,7 +373,7 @@ class CastingMixin(DeviceMixin):
 
     def new_full(
         self,
-        size: Any,
+        size: object,
         fill_value: object,
         *,
         dtype: DtypeLike | None = None,
@@ -405,7 +405,7 @@ class CastingMixin(DeviceMixin):
 
     def new_tensor(
         self,
-        data: Any,
+        data: object,
         *,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,

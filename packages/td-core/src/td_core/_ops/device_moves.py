@@ -163,7 +163,7 @@ def _move_by_backend(node: Core, device: torch.device, non_blocking: bool | None
     return None
 
 
-def write_moved_back(target: Any, source: Any) -> None:
+def write_moved_back(target: Core, source: Core) -> None:
     """Replace the leaves of ``target`` by those of ``source`` under the same keys.
 
     Raise LockedError, before any leaf is replaced, if a node of ``target`` is locked.
@@ -175,7 +175,7 @@ def write_moved_back(target: Any, source: Any) -> None:
                 left._set_child(key, child)
 
 
-def _write_moved(owner: Any, result: Any) -> None:
+def _write_moved(owner: Core, result: Core) -> None:
     def back(leaf: Tensor, left: object) -> Tensor:
         return leaf.to(left.device, left.dtype) if isinstance(left, Tensor) else leaf
 
@@ -189,10 +189,10 @@ class DeviceMixin(DtypeMixin):
 
     def to(
         self,
-        *args: Any,
+        *args: object,
         device: DeviceType | None = None,
         dtype: DtypeLike | None = None,
-        other: Any = None,
+        other: object = None,
         non_blocking: bool | None = None,
         memory_format: torch.memory_format | None = None,
         batch_size: Any = None,
@@ -349,7 +349,7 @@ class DeviceMixin(DtypeMixin):
         return self
 
 
-def _cast_by_attrs(node: SelfT, attrs: Any, target: Target, accepts: CastFilter | None) -> SelfT:
+def _cast_by_attrs(node: SelfT, attrs: Core, target: Target, accepts: CastFilter | None) -> SelfT:
     """Cast each leaf to the device and dtype of its entry in ``attrs``, unless ``target`` sets them."""
 
     def cast_entry(key: NestedKey, leaf: Tensor) -> Tensor:

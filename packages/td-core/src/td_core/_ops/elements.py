@@ -23,7 +23,7 @@ class ElementMixin(ShapeMixin):
 
     __slots__ = ()
 
-    def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
+    def repeat(self, *repeats: object, inplace: bool = False) -> Self:
         """Repeat the collection along each batch dim, as :meth:`torch.Tensor.repeat` does.
 
         Args:

@@ -178,7 +178,7 @@ def _set_dim_name(result: Any, dim: int, name: str | None) -> Any:
 
 
 def maybe_dense_stack(
-    input: Iterable[ItemT], dim: int = 0, *, out: Any = None, strict: bool = False, **kwargs: Any
+    input: Iterable[ItemT], dim: int = 0, *, out: object = None, strict: bool = False, **kwargs: Any
 ) -> ItemT:
     """Stack collections densely if structures and shapes are equal, else as a lazy stack; each level separately.
 
@@ -240,7 +240,7 @@ def _stack_level(items: list[Any], dim: int) -> tuple[Any, list[str]]:
         return None, []
 
 
-def _stack_nested(level: Any, items: list[Any], dim: int, nested: list[str]) -> Iterator[tuple[Any, ...]]:
+def _stack_nested(level: Core, items: list[Any], dim: int, nested: list[str]) -> Iterator[tuple[Any, ...]]:
     """Store the stacks of nested nodes in a dense level: a lazy stack of those that do not fit."""
     for key in nested:
         parts = [item._get_child(key) for item in items]
@@ -430,7 +430,7 @@ class JoinMixin(ShapeMixin):
         )
 
 
-def _check_tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]:
+def _check_tensors(items: list[Any], what: str, out: object = None) -> list[Tensor]:
     """Return ``items``, whose first is a tensor; TypeError if another item or ``out`` is a collection."""
     if isinstance(out, Core):
         raise TypeError(f"cannot {what}: out= of tensors is a tensor; got a {type(out).__name__}")

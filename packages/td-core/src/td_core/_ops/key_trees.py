@@ -104,7 +104,7 @@ def parse_requested_keys(keys: Sequence[NestedKey] | None) -> KeyTree | None:
     return build_key_tree(keys, longest=False)
 
 
-def filter_entries(source: Any, tree: KeyTree) -> Any:
+def filter_entries(source: Core | Mapping[Any, object], tree: KeyTree) -> Any:
     """Return the entries of a mapping or collection whose keys are in a key tree."""
     if isinstance(source, Core):
         return restrict(source, tree, False)

@@ -244,7 +244,7 @@ def _pad_node(node: Core, padding: float) -> Any:
 
 
 def stack_padded(
-    nodes: Sequence[Any],
+    nodes: Sequence[object],
     dim: int,
     pad: Callable[[tuple[str, ...], list[Tensor], int], Tensor],
     pad_values: Callable[[list[Core]], Core],

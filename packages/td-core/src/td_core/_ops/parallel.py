@@ -31,7 +31,7 @@ class ParallelMixin(Core):
         out: Any = None,
         chunksize: int | None = None,
         num_chunks: int | None = None,
-        pool: Any = None,
+        pool: object = None,
         generator: torch.Generator | None = None,
         max_tasks_per_child: int | None = None,
         worker_threads: int = 1,

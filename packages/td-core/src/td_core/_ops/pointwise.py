@@ -489,7 +489,7 @@ class PointwiseMixin(Core):
         """
         return apply_binary(self, "clamp_min", other, default)
 
-    def clamp(self, min: Operand | None = None, max: Operand | None = None, *, out: Any = None) -> Self:
+    def clamp(self, min: Operand | None = None, max: Operand | None = None, *, out: object = None) -> Self:
         """Clamp each element to an interval.
 
         Args:
@@ -604,7 +604,7 @@ def _ternary(
         raise_at_leaf(error, name, node, this.single, leaves, *operands)
 
 
-def _broadcast_batch(node: Any, *others: Operand) -> Any:
+def _broadcast_batch(node: Core, *others: Operand) -> Any:
     """Expand a collection to the batch size that it has together with its operands; unchanged if they do not broadcast."""
     for other in others:
         shape = getattr(other, "shape", ())

@@ -66,7 +66,7 @@ def deviation(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a reduction with a ``correction`` argument."""
 
     def method(
-        self: Any,
+        self: object,
         dim: Dims = NO_DEFAULT,
         keepdim: bool | NoDefault = NO_DEFAULT,
         *,
@@ -360,11 +360,11 @@ def _concat_elements(node: Core, name: str, dim: int | None) -> Tensor:
         ) from error
 
 
-def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
+def _with_keys(result: Core, key_transform: KeyTransform) -> Any:
     """Rename every key, nested ones too, with ``key_transform``. Return plain collections."""
     renamed = make_dense({}, result.batch_size, result.device, result._names)
 
-    def rename(source: Any, target: Any) -> Iterator[tuple[Any, Any]]:
+    def rename(source: Core, target: Any) -> Iterator[tuple[Any, Any]]:
         for key, child in dict(source._children()).items():
             level = child
             if has_entries(child):
@@ -419,7 +419,7 @@ class ReductionMixin(Core):
     def norm(
         self,
         *,
-        out: Any = None,
+        out: object = None,
         dtype: DtypeLike | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Self:
@@ -441,7 +441,7 @@ class ReductionMixin(Core):
             result = _with_keys(result, key_transform)
         return result if out is None else write_result(out, result.batch_size, result)
 
-    def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: Any = None) -> Self:
+    def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: object = None) -> Self:
         """Return the logarithm of the sum of exponentials, over batch dims.
 
         Args:

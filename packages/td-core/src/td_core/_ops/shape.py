@@ -88,7 +88,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         result = self._transform(shapes.view_plan(self.batch_size, shape))
         return write_back_on_exit(result, self, _write_reshaped)
 
-    def reshape(self, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> Self:
+    def reshape(self, *args: object, size: Sequence[int] | None = None, inplace: bool = False) -> Self:
         """Reshape the batch dims; the result is a view if the strides allow it.
 
         Args:
@@ -244,7 +244,7 @@ class ShapeMixin(EntryMixin, LockMixin):
 
     moveaxis = movedim
 
-    def expand(self, *args: Any, size: Sequence[int] | None = None) -> Self:
+    def expand(self, *args: object, size: Sequence[int] | None = None) -> Self:
         """Return a view with batch dims of size one expanded, and new leading dims added, without a copy.
 
         Args:
@@ -448,7 +448,7 @@ def write_back(owner: object, result: object) -> None:
     visit(_write_entries, owner, result)
 
 
-def _write_entries(owner: Any, result: Any) -> Iterator[tuple[object, object]]:
+def _write_entries(owner: Core, result: Core) -> Iterator[tuple[object, object]]:
     same_size = owner.batch_size == result.batch_size
     for node, part in owner._zip_members(result) if same_size else [(owner, result)]:
         for key in list(part._children()):
@@ -467,7 +467,7 @@ def _write_entries(owner: Any, result: Any) -> Iterator[tuple[object, object]]:
                     node.set(key, value)
 
 
-def _is_unchanged(node: Core, part: Core, key: str, left: Any, value: object) -> bool:
+def _is_unchanged(node: Core, part: Core, key: str, left: object, value: object) -> bool:
     """Return True if an entry of a result has the memory, or the values, of the entry ``left`` of its owner."""
     if isinstance(value, Tensor):
         return isinstance(left, Tensor) and same_memory(left, value)
