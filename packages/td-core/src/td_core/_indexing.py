@@ -359,7 +359,7 @@ def _positions(mask: Tensor, dim: int, batch_size: tuple[int, ...]) -> tuple[Ten
     return mask.nonzero(as_tuple=True)
 
 
-def _convert(item: Any) -> Any:
+def _convert(item: Any) -> object:
     """Convert an item of a less common type to an int, bool or tensor. In a graph, a sequence of ints becomes a list."""
     if isinstance(item, Tensor):
         tensor = item
@@ -384,13 +384,13 @@ def _convert(item: Any) -> Any:
 
 def _is_first_class(item: Any) -> bool:
     """Return True for a first-class dim of torch, or a tensor of which all dims are first-class."""
-    module: Any = sys.modules.get("functorch.dim")
+    module = sys.modules.get("functorch.dim")
     return module is not None and (
         isinstance(item, module.Dim) or (isinstance(item, module.Tensor) and not item.ndim)
     )
 
 
-def _convert_sequence(item: Any) -> Any:
+def _convert_sequence(item: Any) -> object:
     """Convert a list, tuple, range or array of ints or bools to a tensor, in a graph to a list of ints."""
     is_array = isinstance(item, np.ndarray)
     if torch.compiler.is_compiling() and not is_array and all(type(position) is int for position in item):

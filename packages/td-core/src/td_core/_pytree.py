@@ -109,8 +109,8 @@ def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:
     """Return how unflattening finds the batch size of a node, then ``(position, extra dims)`` of each child without leaves."""
     # The first item names a child by position and feature dims, or is the batch size itself if no child has leaves.
     ndim = len(node.batch_size)
-    leaf: Any = _get_kept(node)
-    level: Any = None
+    leaf = _get_kept(node)
+    level = None
     empty = []
     for position, child in enumerate(children):
         # Hot path: a type check is faster than isinstance with an abstract class.

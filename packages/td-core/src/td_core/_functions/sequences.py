@@ -111,7 +111,7 @@ def _check_shapes(path: Path, leaves: list[Tensor], pad_dim: int) -> None:
         )
 
 
-def _pad_values(entries: list[Core], side: str) -> Any:
+def _pad_values(entries: list[Core], side: str) -> Core:
     """Pad value nodes with None to one batch size and stack them."""
     size, padded = get_largest_size(entries), []
     coercer = COERCERS.get_fallback()
@@ -178,7 +178,7 @@ def _unpad_row(row: object, mask: object, pad_dim: int) -> object:
                 rows.append((child, {}, inner, run, entries, key, path))
             else:
                 entries[key] = child if run is None or not batched else child.narrow(pad_dim, *run)
-    result: Any = None
+    result = None
     for (node, entries, _, _, parent, key, _), batch_size in zip(reversed(rows), reversed(sizes)):
         result = node._with_children(entries, batch_size=batch_size)
         if parent is not None:

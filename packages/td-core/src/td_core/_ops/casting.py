@@ -275,7 +275,7 @@ class CastingMixin(DeviceMixin):
         """
         if gradient is not None and not isinstance(gradient, Core):
             raise TypeError(f"backward: gradient is a collection; got {type(gradient).__name__}")
-        tracked: Any = self.apply(lambda leaf: leaf if leaf.requires_grad else None, filter_empty=True)
+        tracked = self.apply(lambda leaf: leaf if leaf.requires_grad else None, filter_empty=True)
         if tracked is None:
             raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
         leaves = tracked._leaves()
@@ -454,7 +454,7 @@ class CastingMixin(DeviceMixin):
 def _keep_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Wrap ``fn`` so that tied leaves (one tensor under several keys) are also tied in the result."""
     leaves = node._leaves()
-    known: Any = leaves if torch.compiler.is_compiling() else map(id, leaves)
+    known = leaves if torch.compiler.is_compiling() else map(id, leaves)
     return fn if len({*known}) == len(leaves) else call_once_per_leaf(fn)
 
 

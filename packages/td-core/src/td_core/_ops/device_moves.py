@@ -231,7 +231,7 @@ class DeviceMixin(DtypeMixin):
         """
         target = parse_target(args, device, dtype, other, non_blocking, memory_format)
         goal = target.device
-        source: Any = self
+        source = self
         accepts = self._schema.cast_filter if cast_filter is NO_DEFAULT else cast_filter
         moves_only = target.dtype is None and target.memory_format is None and target.spec is None
         if target.spec is not None:

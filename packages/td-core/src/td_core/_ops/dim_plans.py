@@ -79,7 +79,7 @@ def make_call(
             if dims is None:
                 return lambda leaf: getattr(leaf, name)(tuple(range(leaf.ndim)), keepdim=True, **options)
             return methodcaller(name, dims, keepdim=True, **options)
-        where: Any = dims[0] if dims is not None and len(dims) == 1 else dims
+        where = dims[0] if dims is not None and len(dims) == 1 else dims
         if options:
             return methodcaller(name, **options) if where is None else methodcaller(name, where, **options)
         # Speed: look the method up once, not once per leaf.

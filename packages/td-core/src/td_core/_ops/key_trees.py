@@ -111,7 +111,7 @@ def filter_entries(source: Core | Mapping[Any, object], tree: KeyTree) -> Any:
     kept: dict[Any, Any] = {}
     for key, value in source.items():
         first, *rest = unravel_key_to_tuple(key)
-        below: Any = tree.get(first, {})
+        below = tree.get(first, {})
         for part in rest:
             below = below and below.get(part, {})
         if below is None:

@@ -96,7 +96,7 @@ class ParallelMixin(Core):
         matches = [result for result in results if result is not None]
         if not matches:
             return out
-        joined: Any = stack(matches, dim) if chunksize == 0 else cat(matches, dim)
+        joined = stack(matches, dim) if chunksize == 0 else cat(matches, dim)
         return joined if out is None else write_result(out, joined.batch_size, joined)
 
     def map_iter(

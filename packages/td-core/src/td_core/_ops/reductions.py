@@ -222,7 +222,7 @@ def _reduce(
     reduce: bool | None,
     key_transform: KeyTransform | None,
     options: dict[str, Any],
-) -> Any:
+) -> object:
     keep = keepdim is True
     if dim == "feature":
         if keep:

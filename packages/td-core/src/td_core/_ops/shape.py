@@ -276,10 +276,10 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         if isinstance(other, Tensor):
             return self.expand(other.shape)
-        result: Any = self.expand(other.batch_size)
+        result = self.expand(other.batch_size)
         for key in list(result.keys(True)):
-            level: Any = result.get(key)
-            goal: Any = other.get(key, None)
+            level = result.get(key)
+            goal = other.get(key, None)
             # A tensorclass returns bare Python values for value nodes, which are not expanded.
             nodes = all(isinstance(item, Core) for item in (level, goal))
             if not nodes or level.batch_size == goal.batch_size:

@@ -72,7 +72,7 @@ def _gather_elements(stack: Any, positions: object, size: torch.Size) -> object:
     return member._index(tuple(where)) if where else member
 
 
-def _index_member(member: Core, plan: ShapePlan) -> Any:
+def _index_member(member: Core, plan: ShapePlan) -> Core:
     return member if plan is None else member._transform(plan)
 
 
