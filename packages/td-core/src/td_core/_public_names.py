@@ -56,7 +56,7 @@ class LazyFunction:
     def __init__(self, package: str, module: str, name: str) -> None:
         self._package, self._module, self.__name__ = package, module, name
 
-    def _find(self) -> Callable[..., Any]:
+    def _find(self) -> Callable[..., object]:
         found: Callable[..., object] = getattr(import_module(self._module, self._package), self.__name__)
         return found
 

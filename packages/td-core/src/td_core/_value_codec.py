@@ -167,7 +167,7 @@ def _dump(value: object, path: Path) -> tuple[str, object]:
 
 def _types_of_items(
     types: list[object],
-) -> Any:
+) -> object:
     first = types[0] if types else None
     # One node for equal types keeps the sidecar of a million tuples small.
     if first is not None and len(types) > 1 and all(node == first for node in types):
@@ -176,7 +176,7 @@ def _types_of_items(
     return {"c": children} if children else None
 
 
-def _make_types(tag: str, types: Any) -> Any:
+def _make_types(tag: str, types: Any) -> object:
     if types is None:
         return tag
     if isinstance(types, str):
@@ -184,7 +184,7 @@ def _make_types(tag: str, types: Any) -> Any:
     return {**types, "t": [tag, *types.get("t", ())]}
 
 
-def _join(plain: object, types: object, path: Path, depth: int) -> Any:
+def _join(plain: object, types: object, path: Path, depth: int) -> object:
     if depth > MAX_DEPTH:
         raise FormatError(
             f"the types of the value at {_show(path)} are nested deeper than {MAX_DEPTH} levels"

@@ -16,16 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import td_core
 from td_core import Encoded, split_value
+from td_core.array_formats import TableBuilder
 from td_core.errors import FormatError
 from td_core.spi import STORABLE
 
 from ._datasets import NATIVE, Array, describe
 from ._h5_files import convert_errors, show_error
 
-#: The provider of the kinds of values, for the message if it is not installed.
-_VALUES_FROM = f"td-tensorclass=={td_core.__version__}"
 #: Attributes of tensordict: of a value for each row with its shape, and of a text.
 _STACK = "__tensordict_stack__"
 #: Attribute with the dtype of a leaf that HDF5 lacks.
@@ -75,7 +73,8 @@ class _Reader:
 
     def __init__(self, path: str, strict: bool | None, stacks: bool) -> None:
         self.path, self.strict, self.stacks = path, strict, stacks
-        self.result = Foreign(Encoded([], [], []))
+        self.builder = TableBuilder()
+        self.result = Foreign(self.builder.table)
         self.name = ""
         #: The shapes that determine the batch size of each row, and the position of the row above.
         self.shapes: list[list[tuple[int, ...]]] = []
@@ -84,24 +83,21 @@ class _Reader:
         self.texts: list[tuple[int, tuple[int, ...], Any, bool]] = []
 
     def add_row(self, above: int, key: str | None, group: str | None) -> int:
-        rows = self.result.table.nodes
-        position = len(rows)
-        rows.append(
-            {"kind": "TensorDict", "meta": {"batch_size": []}, "entries": [], "members": [], "values": []}
-        )
+        position = self.builder.add_row("TensorDict", {"batch_size": []})
         self.result.groups.append(group)
         if key is not None:
-            rows[above]["entries"].append([key, position])
+            self.builder.rows[above]["entries"].append([key, position])
         self.shapes.append([])
         self.above.append(above)
         return position
 
     def add_leaf(self, position: int, key: str, name: str, array: Array, place: object = None) -> None:
-        leaves: list[Any] = self.result.table.leaves
         self.result.arrays[name] = array
-        self.result.table.nodes[position]["entries"].append([key, [len(leaves)]])
-        leaves.append(name if place is None else place)
-        self.shapes[position].append(array.shape)
+        self.add_place(position, key, name if place is None else place, array.shape)
+
+    def add_place(self, position: int, key: str, place: object, shape: tuple[int, ...]) -> None:
+        self.builder.rows[position]["entries"].append([key, self.builder.add_leaf(place)])
+        self.shapes[position].append(shape)
 
     def read_group(self, file: object) -> None:
         """Read the groups of a file, parents first."""
@@ -183,10 +179,7 @@ class _Reader:
         for part, array in parts.items():
             self.result.loaded[names[part]] = array
             self.result.arrays[names[part]] = Array(array.dtype, tuple(array.shape))
-        leaves: list[Any] = self.result.table.leaves
-        self.result.table.nodes[position]["entries"].append([key, [len(leaves)]])
-        leaves.append({"jagged": names, "dim": 1})
-        self.shapes[position].append(dataset.shape)
+        self.add_place(position, key, {"jagged": names, "dim": 1}, dataset.shape)
         self.result.others.append(name)
 
     def _add_text(self, position: int, key: str, dataset: h5py.Dataset) -> None:
@@ -212,19 +205,15 @@ class _Reader:
 
     def finish(self) -> Foreign:
         """Set the batch sizes of the nodes, and add the values."""
-        rows = self.result.table.nodes
         sizes = _find_batch_sizes(self.shapes, self.above)
-        for row, size in zip(rows, sizes, strict=True):
+        for row, size in zip(self.builder.rows, sizes, strict=True):
             row["meta"]["batch_size"] = list(size)
         for position, shape, content, is_stack in self.texts:
-            row, above = rows[position], list(sizes[self.above[position]])
+            above = list(sizes[self.above[position]])
             # A value for each row has the batch size as the beginning of its shape.
             stacked = is_stack or (self.stacks and len(above) > 0 and list(shape[: len(above)]) == above)
             kind = "NonTensorStack" if stacked else "NonTensorData"
-            batch = list(shape) if is_stack else above
-            row.update({"kind": kind, "meta": {"batch_size": batch}, "from": _VALUES_FROM})
-            row["values"].append(["data", len(self.result.table.values)])
-            self.result.table.values.append(list(split_value(content)))
+            self.builder.set_value(position, kind, shape if is_stack else above, split_value(content))
         return self.result
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import Encoded, __version__, kinds
-from td_core.array_formats import Rows, Stack
+from td_core import Encoded, kinds
+from td_core.array_formats import Stack, TableBuilder
 from td_core.errors import FormatError
 from td_core.spi import show_path
 
@@ -20,8 +20,6 @@ from ._format import Array
 
 #: Beyond this nesting tensordict, and the JSON encoder, fail with a RecursionError.
 _MAX_DEPTH = 100
-#: The provider of the kinds that the header can name, for the message if it is not installed.
-_VALUES_FROM = f"td-tensorclass=={__version__}"
 
 
 class _NoFormError(Exception):
@@ -125,23 +123,17 @@ def read_reference(header: Any, where: str) -> Encoded:
         raise FormatError(
             f"{where}: the tensordict header is damaged at {show_path(reader.path)}: {error!r}"
         ) from error
-    return Encoded(reader.rows, reader.places, reader.values)
+    return reader.table
 
 
-class _Reader:
-    """Builds the rows of a table, parents before children, without recursion."""
+class _Reader(TableBuilder):
+    """Builds the rows of a table without recursion."""
 
     def __init__(self) -> None:
-        self.rows: Rows = []
-        self.places: list[Any] = []
-        self.values: list[list[Any]] = []
+        super().__init__()
         #: Levels to read: position of their row, level, selected member of a stack, key path.
         self.todo: list[tuple[int, Any, tuple[int, int] | None, tuple[str, ...]]] = []
         self.path: tuple[str, ...] = ()
-
-    def add_row(self, kind: str, meta: dict[str, Any], **fields: Any) -> int:
-        self.rows.append({"kind": kind, "meta": meta, "entries": [], "members": [], "values": [], **fields})
-        return len(self.rows) - 1
 
     def add_level(self, level: Any, selected: tuple[int, int] | None) -> int:
         """Add the row of a level without its entries, and of the members or the inner collection that it has."""
@@ -177,6 +169,7 @@ class _Reader:
     def add_next(self) -> None:
         """Add the entries of one level."""
         position, level, selected, path = self.todo.pop()
+        size = self.rows[position]["meta"]["batch_size"]
         for key, entry in level["keys"].items():
             self.path = (*path, key)
             ref: Any
@@ -186,20 +179,11 @@ class _Reader:
                 name = entry["tensor"]
                 if not isinstance(name, str):
                     raise TypeError(f"the name of a tensor is {name!r}")
-                self.places.append(name if selected is None else [name, *selected])
-                ref = [len(self.places) - 1]
+                ref = self.add_leaf(name if selected is None else [name, *selected])
                 if entry.get("unbatched"):
-                    size = self.rows[position]["meta"]["batch_size"]
-                    unbatched = self.add_row(
-                        "UnbatchedTensor", {"stands_for": size}, **{"from": _VALUES_FROM}
-                    )
-                    self.rows[unbatched]["entries"].append(["data", ref])
-                    ref = unbatched
+                    ref = self.add_unbatched(size, ref)
             else:
-                size = self.rows[position]["meta"]["batch_size"]
-                self.values.append([entry["non_tensor"], None])
-                ref = self.add_row("NonTensorData", {"batch_size": size}, **{"from": _VALUES_FROM})
-                self.rows[ref]["values"].append(["data", len(self.values) - 1])
+                ref = self.add_value("NonTensorData", size, [entry["non_tensor"], None])
             self.rows[position]["entries"].append([key, ref])
 
 
@@ -230,32 +214,16 @@ def build_foreign_table(arrays: Mapping[str, Array]) -> Encoded:
         path = split[name]
         clash = any(path[:length] in leaves for length in range(1, len(path)))
         paths.append((name,) if clash else path)
-    rows: Rows = []
-    known: dict[tuple[str, ...], int] = {}
-
-    def add(path: tuple[str, ...]) -> int:
-        for length in range(len(path) + 1):
-            above = path[:length]
-            if above not in known:
-                known[above] = len(rows)
-                rows.append(
-                    {
-                        "kind": "TensorDict",
-                        "meta": {"batch_size": []},
-                        "entries": [],
-                        "members": [],
-                        "values": [],
-                    }
-                )
-                if above:
-                    rows[known[above[:-1]]]["entries"].append([above[-1], known[above]])
-        return known[path]
-
-    for number, path in enumerate(paths):
-        rows[add(path[:-1])]["entries"].append([path[-1], [number]])
-    if not rows:
-        add(())
-    return Encoded(rows, names, [])
+    builder = TableBuilder()
+    known: dict[tuple[str, ...], int] = {(): builder.add_row("TensorDict", {"batch_size": []})}
+    for name, path in zip(names, paths, strict=True):
+        for length in range(1, len(path)):
+            if path[:length] not in known:
+                known[path[:length]] = builder.add_row("TensorDict", {"batch_size": []})
+                entries = builder.rows[known[path[: length - 1]]]["entries"]
+                entries.append([path[length - 1], known[path[:length]]])
+        builder.rows[known[path[:-1]]]["entries"].append([path[-1], builder.add_leaf(name)])
+    return builder.table
 
 
 def _split_name(name: str) -> tuple[str, ...]:

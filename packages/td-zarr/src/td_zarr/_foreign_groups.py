@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from td_core import Encoded, __version__, split_value
-from td_core.array_formats import Rows
+from td_core import Encoded, split_value
+from td_core.array_formats import TableBuilder
 from td_core.errors import CodecError, FormatError
 
 from ._array_documents import ArrayInfo
@@ -16,47 +17,34 @@ from ._array_engines import read_now
 from ._dim_labels import LEVEL, STACK, VALUE
 from ._zarr_objects import Objects
 
-_VALUES_FROM = f"td-tensorclass=={__version__}"
 
+@dataclass
+class ForeignGroup(TableBuilder):
+    """Builds the table of a group without our header, from the attributes of tensordict where it has them.
 
-def build_foreign_table(
-    objects: Objects,
-    attributes: Mapping[str, Any],
-    documents: Mapping[str, Any],
-    arrays: Mapping[str, ArrayInfo],
-    *,
-    allow_pickle: bool,
-    stack_values: bool,
-) -> Encoded:
-    """Build the table of a group without our header, from the attributes of tensordict where it has them.
-
-    Raises:
-        FormatError: the attributes of tensordict are malformed, or a value is a pickle.
+    Attributes:
+        objects: the objects of the group.
+        documents: the metadata of groups and arrays, by name.
+        arrays: the arrays by name.
+        allow_pickle: whether pickled values are read.
+        stack_values: whether an array of strings is a stack of values.
     """
-    return _Builder(objects, documents, arrays, allow_pickle, stack_values).build(attributes)
 
+    objects: Objects
+    documents: Mapping[str, Any]
+    arrays: Mapping[str, ArrayInfo]
+    allow_pickle: bool
+    stack_values: bool
 
-class _Builder:
-    def __init__(
-        self,
-        objects: Objects,
-        documents: Mapping[str, Any],
-        arrays: Mapping[str, ArrayInfo],
-        allow_pickle: bool,
-        stack_values: bool,
-    ) -> None:
-        self.stack_values = stack_values
-        self.objects, self.documents, self.arrays, self.allow_pickle = (
-            objects,
-            documents,
-            arrays,
-            allow_pickle,
-        )
-        self.rows: Rows = []
-        self.places: list[Any] = []
-        self.values: list[list[Any]] = []
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def build(self, attributes: Mapping[str, Any]) -> Encoded:
+        """Return the table.
+
+        Raises:
+            FormatError: the attributes of tensordict are malformed, or a value is a pickle.
+        """
         known = {"": self.add_level(attributes)}
         for name in sorted(self.documents, key=lambda name: name.split("/")):
             document = self.documents[name]
@@ -67,7 +55,7 @@ class _Builder:
             else:
                 ref = self.add_array(name, document, parent)
             self.rows[parent]["entries"].append([key, ref])
-        return Encoded(self.rows, self.places, self.values)
+        return self.table
 
     def find_parent(self, name: str, known: dict[str, int]) -> int:
         """Return the row of the group of a node; groups without metadata of their own are added."""
@@ -77,10 +65,6 @@ class _Builder:
             known[above] = self.add_level({})
             self.rows[parent]["entries"].append([above.rpartition("/")[2], known[above]])
         return known[above]
-
-    def add_row(self, kind: str, meta: dict[str, Any], **fields: Any) -> int:
-        self.rows.append({"kind": kind, "meta": meta, "entries": [], "members": [], "values": [], **fields})
-        return len(self.rows) - 1
 
     def add_level(self, attributes: Mapping[str, Any]) -> int:
         level = attributes.get(LEVEL)
@@ -104,25 +88,20 @@ class _Builder:
         if STACK in attributes:
             about = attributes.get(VALUE)
             value = self.read_elements(info) if about is None else self.read_value(info, about)
-            return self.add_value("NonTensorStack", attributes[STACK], value)
+            return self.add_value("NonTensorStack", attributes[STACK], split_value(value))
         if VALUE in attributes:
-            return self.add_value("NonTensorData", size, self.read_value(info, attributes[VALUE]))
+            return self.add_value(
+                "NonTensorData", size, split_value(self.read_value(info, attributes[VALUE]))
+            )
         if info.dtype is None:
             value = self.read_elements(info)
             if self.stack_values and info.shape:
-                return self.add_value("NonTensorStack", list(info.shape), value)
-            return self.add_value("NonTensorData", size, value)
+                return self.add_value("NonTensorStack", info.shape, split_value(value))
+            return self.add_value("NonTensorData", size, split_value(value))
         place: Any = name
         if info.logical is not None:
             place = {"tensor": name, "dtype": f"torch.{info.logical}"}
-        self.places.append(place)
-        return [len(self.places) - 1]
-
-    def add_value(self, kind: str, size: Any, value: Any) -> int:
-        self.values.append(list(split_value(value)))
-        row = self.add_row(kind, {"batch_size": list(size)}, **{"from": _VALUES_FROM})
-        self.rows[row]["values"].append(["data", len(self.values) - 1])
-        return row
+        return self.add_leaf(place)
 
     def read_value(self, info: ArrayInfo, about: Any) -> Any:
         encoding = about.get("encoding") if isinstance(about, dict) else about

@@ -13,7 +13,7 @@ from td_core.spi import check_table, load_table
 
 from ._array_documents import INCOMPLETE, ArrayInfo, check_name, parse_json, read_array_document
 from ._dim_labels import LEVEL
-from ._foreign_groups import build_foreign_table
+from ._foreign_groups import ForeignGroup
 from ._zarr_objects import Objects
 
 
@@ -58,9 +58,7 @@ def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bo
     if "td" not in attributes:
         documents = list_documents(objects, root)
         infos = _read_arrays(objects, {k: v for k, v in documents.items() if v.get("node_type") == "array"})
-        table = build_foreign_table(
-            objects, attributes, documents, infos, allow_pickle=allow_pickle, stack_values=stack_values
-        )
+        table = ForeignGroup(objects, documents, infos, allow_pickle, stack_values).build(attributes)
         check_table(table, objects.where)
         return GroupContent(objects, infos, table, False, False, LEVEL in attributes)
     header = attributes["td"]

@@ -24,11 +24,11 @@ from ._check_arrays import check_arrays, check_dense, describe_arrays, read_hash
 from ._live_collections import LiveCollection
 from ._mapped_leaves import MappedTensor, as_mapped, map_file, read_into, view_mapped
 from ._places import Place, as_storable, get_stored, is_nested, list_names, restore
-from ._rows import Rows, Stack
+from ._rows import Rows, Stack, TableBuilder
 
 __all__ = [
-    "ArrayPlan", "LiveCollection", "MappedTensor", "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "as_mapped",
-    "as_storable", "build_collection", "check_arrays", "check_dense", "compute_check", "describe_arrays", "get_stored",
-    "is_nested", "list_names", "make_array_plan", "map_file", "read_hashes", "read_into", "refuse_values", "report_damage",
-    "restore", "view_mapped",
+    "ArrayPlan", "LiveCollection", "MappedTensor", "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "TableBuilder",
+    "as_mapped", "as_storable", "build_collection", "check_arrays", "check_dense", "compute_check", "describe_arrays",
+    "get_stored", "is_nested", "list_names", "make_array_plan", "map_file", "read_hashes", "read_into", "refuse_values",
+    "report_damage", "restore", "view_mapped",
 ]  # fmt: skip

@@ -1,15 +1,70 @@
-"""Find the paths of arrays in a table of nodes, and the leaves of lazy stacks that are stored as one array."""
+"""Find the paths of arrays in a table of nodes, and the leaves of lazy stacks that are stored as one array; build a table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from .. import kinds
+from .._nodes import Encoded
+from .._version import __version__
 
 Rows = list[dict[str, Any]]
+
+#: The provider of the kinds of values, for the message if it is not installed.
+_VALUES_FROM = f"td-tensorclass=={__version__}"
+
+
+class TableBuilder:
+    """Builds the table of a save that another program or tensordict wrote, row by row, parents before children.
+
+    Attributes:
+        table: the table, with places as leaves.
+        rows: its rows.
+
+    >>> from td_core.array_formats import build_collection
+    >>> builder = TableBuilder()
+    >>> root = builder.add_row("TensorDict", {"batch_size": [2]})
+    >>> builder.rows[root]["entries"].append(["a", builder.add_leaf("array 0")])
+    >>> build_collection(builder.table, "data.bin", lambda name: torch.ones(2))["a"]
+    tensor([1., 1.])
+    """
+
+    def __init__(self) -> None:
+        self.table = Encoded([], [], [])
+        self.rows: Rows = self.table.nodes
+
+    def add_row(self, kind: str, meta: dict[str, Any]) -> int:
+        """Add the row of a node without entries, and return its position."""
+        self.rows.append({"kind": kind, "meta": meta, "entries": [], "members": [], "values": []})
+        return len(self.rows) - 1
+
+    def add_leaf(self, place: Any) -> list[int]:
+        """Add the place of a leaf, and return a reference to it."""
+        self.table.leaves.append(place)
+        return [len(self.table.leaves) - 1]
+
+    def add_value(self, kind: str, size: Sequence[int], pair: Sequence[object]) -> int:
+        """Add the row of a node that holds a value, which is the result of ``split_value``; return its position."""
+        position = self.add_row(kind, {})
+        self.set_value(position, kind, size, pair)
+        return position
+
+    def set_value(self, position: int, kind: str, size: Sequence[int], pair: Sequence[object]) -> None:
+        """Make the node of a row hold a value."""
+        row = self.rows[position]
+        row.update({"kind": kind, "meta": {"batch_size": list(size)}, "from": _VALUES_FROM})
+        row["values"].append(["data", len(self.table.values)])
+        self.table.values.append(list(pair))
+
+    def add_unbatched(self, size: Sequence[int], ref: list[int]) -> int:
+        """Add the row of an ``UnbatchedTensor`` with a leaf; return its position."""
+        position = self.add_row("UnbatchedTensor", {"stands_for": size})
+        self.rows[position].update({"entries": [["data", ref]], "from": _VALUES_FROM})
+        return position
 
 
 @dataclass(frozen=True, slots=True)

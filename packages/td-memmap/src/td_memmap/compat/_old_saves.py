@@ -184,7 +184,7 @@ def rebuild_view(meta: Mapping[str, object], members: Mapping[str, TensorCollect
     return _apply_view(source, meta)
 
 
-def _apply_view(source: TensorCollection, meta: Mapping[str, object]) -> Any:
+def _apply_view(source: TensorCollection, meta: Mapping[str, object]) -> object:
     """Apply the operation of a saved view to its source; raise FormatError if it is not allowed."""
     name, arguments = meta["custom_op"], meta.get("custom_op_kwargs")
     if (
