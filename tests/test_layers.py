@@ -53,7 +53,6 @@ LAYERS = [
         "plugins.distributed_methods",
         "plugins.memmap_methods",
         "plugins.value_methods",
-        "plugins.store_methods",
         "_type_names",
         "_locations",
         "_inspection",

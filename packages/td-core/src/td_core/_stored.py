@@ -19,7 +19,7 @@ from torch import Tensor
 from ._buffers import STORED
 from ._locations import check_mode
 from ._public_names import set_module
-from ._stored_modes import WRAPPERS, unwrap
+from ._stored_modes import WRAPPERS, RefusingSource, unwrap
 from ._stored_requests import (
     Request,
     fetch,
@@ -36,7 +36,6 @@ from ._torch_private import (
     pytree,
     without_torch_function,
 )
-from .errors import LockedError
 from .typing import DeviceType, Source, SourceIndex
 
 ResultT = TypeVar("ResultT")
@@ -235,7 +234,7 @@ def _to_device(leaf: StoredTensor, memory: Tensor) -> Tensor:
     return memory.to(leaf.device)
 
 
-class Rows:
+class Rows(RefusingSource):
     """Source of the rows of a stored tensor at positions, which are read later, together with those of other leaves."""
 
     refusal = "cannot write to rows that were read from a store at positions"
@@ -246,13 +245,6 @@ class Rows:
     def read(self, index: SourceIndex) -> Tensor:
         """Read all rows, and index them."""
         return _finish([self.request])[0][index].clone()
-
-    def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
-        """Raise LockedError: an index with positions returns a copy."""
-        raise LockedError(self.refusal)
-
-    def flush(self) -> None:
-        """Do nothing."""
 
 
 class _Together(threading.local):
@@ -496,7 +488,7 @@ def _choose(func: Operation) -> Callable[..., object]:
     return _compute if all(item.alias_info is None for item in schema.returns) else _view
 
 
-class Converted:
+class Converted(RefusingSource):
     """Source of a view with another dtype, or a conjugate view: it reads another stored tensor, and cannot be written."""
 
     def __init__(
@@ -513,10 +505,6 @@ class Converted:
         whole = self.func(self.view.clone(), *self.arguments)
         copy: Tensor = whole.resolve_conj().resolve_neg()[index].cpu().clone()
         return copy
-
-    def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
-        """Raise LockedError."""
-        raise LockedError(self.refusal)
 
     def flush(self) -> None:
         """Flush the store."""

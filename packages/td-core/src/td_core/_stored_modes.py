@@ -13,15 +13,28 @@ from .errors import LockedError
 from .typing import Source, SourceIndex
 
 
+class RefusingSource:
+    """Base of the sources that refuse writes for the reason ``refusal``."""
+
+    refusal: str
+
+    def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
+        """Raise LockedError."""
+        raise LockedError(self.refusal)
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
 @set_module("td_core.pickles")
-class ReadOnlySource:
+class ReadOnlySource(RefusingSource):
     """A source that reads another source and refuses writes."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.shape, self.dtype = source, source.shape, source.dtype
 
     @property
-    def refusal(self) -> str:
+    def refusal(self) -> str:  # type: ignore[override]
         """The reason why writes are refused."""
         return f"cannot write to {self.source!r}: it is opened with mode='r'; open it with mode='r+', or clone() it"
 
@@ -31,13 +44,6 @@ class ReadOnlySource:
     def read(self, index: SourceIndex) -> Tensor:
         """Read from the other source."""
         return self.source.read(index)
-
-    def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
-        """Raise LockedError."""
-        raise LockedError(self.refusal)
-
-    def flush(self) -> None:
-        """Do nothing."""
 
 
 @set_module("td_core.pickles")

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from ..errors import PluginError
 from .declarations import DECLARATIONS, Declaration, unwrap_member
 from .distributed_methods import DistributedMethods
-from .memmap_methods import MemmapMethods
-from .store_methods import StoreMethods
+from .memmap_methods import MemmapMethods, StoreMethods
 from .value_methods import ValueMethods
 
 __all__ = ["SiblingMethods", "attach", "detach"]
