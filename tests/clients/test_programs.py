@@ -9,7 +9,9 @@ from importlib.util import find_spec
 
 import pytest
 
-#: The module that a program needs. Prioritized replay of TorchRL is left out: its compiled extension does not load here.
+#: The module that a program needs. Left out are prioritized replay of TorchRL, whose compiled extension does not load here, and
+#: programs that do not run with these releases under either: BenchMARL and torchrl-agents use names and arguments that TorchRL
+#: removed in 0.11, xdrl a name that tdhook lacks.
 NEEDS = {
     "ppo": "torchrl",
     "sac": "torchrl",

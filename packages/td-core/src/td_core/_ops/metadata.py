@@ -242,7 +242,7 @@ class MetadataMixin(Core):
         return not has_lazy_stack(self) and all(leaf.is_contiguous() for leaf in self._leaves())
 
     def is_shared(self) -> bool:
-        """Return True if every leaf is in shared memory, as CUDA leaves always are; False without leaves.
+        """Return True if every leaf is in shared memory or a mapped file, as CUDA leaves always are; False without leaves.
 
         >>> TensorDict({"a": 1}).is_shared()
         False

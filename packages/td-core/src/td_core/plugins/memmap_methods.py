@@ -319,7 +319,9 @@ class MemmapMethods:
 
     @provided_by("td-memmap")
     def is_memmap(self) -> bool:
-        """Return True if the collection was mapped to files, and has been locked since.
+        """Return True if the collection was mapped to files, and has been locked since: then it has a ``saved_path``.
+
+        Views of a save and loaded collections are none; :meth:`is_shared` is True for them, too.
 
         >>> TensorDict().is_memmap(), TensorDict().memmap().is_memmap()
         (False, True)
