@@ -372,7 +372,9 @@ def test_autograd_grad_td_inputs_returns_td() -> None:
 LOSSES: dict[str, dict[str, Any]] = {
     "binary_cross_entropy": {"weight": torch.tensor(2.0)},
     "binary_cross_entropy_with_logits": {"pos_weight": torch.tensor(3.0)},
+    "hinge_embedding_loss": {"margin": 2.0},
     "huber_loss": {"delta": 0.2},
+    "kl_div": {"log_target": True},
     "l1_loss": {},
     "mse_loss": {},
     "poisson_nll_loss": {"log_input": False},
@@ -384,6 +386,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("reduction", [None, "none", "mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
 def test_loss_equals_loss_of_each_leaf(name: str, reduction: str | None, stacked: bool) -> None:
     loss = getattr(torch.nn.functional, name)
     options = LOSSES[name] if reduction is None else {**LOSSES[name], "reduction": reduction}
@@ -403,6 +406,7 @@ def test_loss_equals_loss_of_each_leaf(name: str, reduction: str | None, stacked
         (lambda f, td: f.mse_loss(td, torch.ones(3)), TypeError, r"mse_loss\(\) takes two collections"),
         (lambda f, td: f.l1_loss(torch.ones(3), td), TypeError, r"l1_loss\(\) takes two collections"),
         (lambda f, td: f.mse_loss(td, td, reduction="max"), ValueError, r"reduction of mse_loss\(\) is .* got 'max'"),
+        (lambda f, td: f.kl_div(td, td, reduction="batchmean"), ValueError, "got 'batchmean'"),
         (lambda f, td: f.mse_loss(td, td, reduce=False), TypeError, "takes reduction= in place of"),
         (lambda f, td: f.huber_loss(td, td, weight=td), TypeError, "numbers or tensors as options"),
     ],

@@ -45,7 +45,9 @@ _LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randn_like", "ran
 _LOSSES = (
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "hinge_embedding_loss",
     "huber_loss",
+    "kl_div",
     "l1_loss",
     "mse_loss",
     "poisson_nll_loss",
