@@ -72,7 +72,7 @@ class EntrySchema:
     can_grow: bool = True
     cast_filter: Any = None
 
-    def check_keys(self, keys: Mapping[Any, Any]) -> None:
+    def check_keys(self, keys: Mapping[Any, object]) -> None:
         """Raise an error if a node of the class cannot have an entry under one of the keys."""
 
     def find_class(self, key: str) -> type | None:
@@ -95,7 +95,7 @@ class EntrySchema:
         """Return a new node with the defaults of the declared entries that it lacks."""
         return node
 
-    def list_entries(self, node: Any) -> Mapping[str, Any]:
+    def list_entries(self, node: Core) -> Mapping[str, Child | None]:
         """Return the direct entries of a node, with None for each declared entry that is missing."""
         children = node._children()
         return children if type(children) is dict else get_all_entries(node)
@@ -127,23 +127,28 @@ class Core(ABC):
             self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
         ) -> None: ...
         def _index(self, index: object) -> Any: ...
-        def apply(self, *args: Any, **kwargs: Any) -> Any: ...
-        def copy_(self, *args: Any, **kwargs: Any) -> Self: ...
-        def expand(self, *args: Any, **kwargs: Any) -> Self: ...
-        def get(self, *args: Any, **kwargs: Any) -> Any: ...
-        def keys(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        apply: Callable[..., Any]
+        copy_: Callable[..., Self]
+        expand: Callable[..., Self]
+        get: Callable[..., Any]
+        keys: Callable[..., Any]
+
         @property
         def is_locked(self) -> bool: ...
         def lock_(self) -> Self: ...
-        def named_apply(self, *args: Any, **kwargs: Any) -> Any: ...
-        def select(self, *args: Any, **kwargs: Any) -> Self: ...
-        def to(self, *args: Any, **kwargs: Any) -> Self: ...
-        def tolist(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        named_apply: Callable[..., Any]
+        select: Callable[..., Self]
+        to: Callable[..., Self]
+        tolist: Callable[..., Any]
+
         def unbind(self, dim: int) -> tuple[Self, ...]: ...
         def unlock_(self) -> Self: ...
-        def update(self, *args: Any, **kwargs: Any) -> Self: ...
-        def update_(self, *args: Any, **kwargs: Any) -> Self: ...
-        def where(self, *args: Any, **kwargs: Any) -> Self: ...
+
+        update: Callable[..., Self]
+        update_: Callable[..., Self]
+        where: Callable[..., Self]
 
     @property
     @abstractmethod
@@ -431,7 +436,7 @@ def get_all_entries(node: Core) -> Mapping[str, Child]:
     return children
 
 
-def check_keys(node: Core, keys: Mapping[Any, Any]) -> None:
+def check_keys(node: Core, keys: Mapping[Any, object]) -> None:
     """Raise an error if a node, or a member of a lazy stack, cannot have an entry under one of the keys."""
     for holder in list_holders(node):
         holder._schema.check_keys(keys)

@@ -144,7 +144,7 @@ def map_levels(
     if by_member and root._members_and_dim() is not None:
         return root._map_members(lambda member: map_levels(member, fill, state, make, True))
     top: dict[Any, Any] = {}
-    node: Any = root
+    node: TensorCollection = root
     entries = top
     levels: list[tuple[Any, dict[Any, Any], dict[Any, Any], Any, Any]] = []
     done = 0

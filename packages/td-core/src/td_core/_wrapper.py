@@ -112,9 +112,9 @@ class Wrapper(TensorCollection):
         return [(self._wrap_holder(node), *parts) for node, *parts in self._tensordict._zip_members(*others)]
 
     def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
-        results: list[Any] = []
+        results: list[TensorCollection] = []
 
-        def map_holder(node: Any, *parts: Any) -> Any:
+        def map_holder(node: TensorCollection, *parts: TensorCollection) -> Any:
             result = fn(self._wrap_holder(node), *parts)
             results.append(result)
             return None if result is None else result._inner()

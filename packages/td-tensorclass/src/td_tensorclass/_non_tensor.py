@@ -154,7 +154,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return node
 
     @classmethod
-    def _of_stack(cls, stack: Any, places: Sequence[int]) -> list[Self]:
+    def _of_stack(cls, stack: NonTensorNode, places: Sequence[int]) -> list[Self]:
         """Build one node per position in ``places``, each a view of the value of a stack at that position."""
         size, device, cells = torch.Size(), stack._device, stack._cells
         root = stack if stack._root is None else stack._root

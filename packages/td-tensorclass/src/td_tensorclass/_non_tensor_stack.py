@@ -172,7 +172,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return cls._of(non_tensor._expand_values(size), size, non_tensor.device, non_tensor._names)
 
     @classmethod
-    def from_list(cls, values: list[Any], ndim: int | None = None) -> Self:  # type: ignore[override]
+    def from_list(cls, values: list[NonTensorNode], ndim: int | None = None) -> Self:  # type: ignore[override]
         """Build a stack from a nested list.
 
         Args:
@@ -536,7 +536,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """
         self._splice(index, [as_node(tensordict)])
 
-    def extend(self, tensordict: Any) -> None:
+    def extend(self, tensordict: NonTensorNode) -> None:
         """Append the values of a list or of another stack along the first dim.
 
         >>> stack = NonTensorStack("a")
@@ -590,11 +590,11 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         )
 
 
-def _list_nodes(args: Sequence[object], stack_dim: int) -> Sequence[Any]:
+def _list_nodes(args: Sequence[object], stack_dim: int) -> Sequence[NonTensorNode]:
     """Convert the items of a stack to nodes of one batch size; an empty list if all of them are plain values."""
     if not any(issubclass(kind, TensorCollection) for kind in set(map(type, args))):
         return []
-    items: Sequence[Any] = pad_to_even([as_node(arg) for arg in args], stack_dim)
+    items: Sequence[NonTensorNode] = pad_to_even([as_node(arg) for arg in args], stack_dim)
     for i, item in enumerate(items):
         if item.batch_size != items[0].batch_size:
             raise BatchSizeError(

@@ -341,7 +341,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         return {name: cls._schema.hint(name) for name in cls._schema.names}
 
-    def _set_child(self, key: str, value: Any) -> None:
+    def _set_child(self, key: str, value: Tensor | Node) -> None:
         if key not in self._schema.names:
             raise self._schema.unknown_field_error([key])
         self._tensordict._set_child(key, value)
@@ -359,11 +359,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if isinstance(value, (TensorCollection, Mapping)):
             self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
 
-    def _set_children(self, values: Mapping[str, Any]) -> None:
+    def _set_children(self, values: Mapping[str, Tensor | Node]) -> None:
         self._schema.check_keys(values)
         self._tensordict._set_children(values)
 
-    def _with_children(self, children: Mapping[str, Any], **metadata: Any) -> Self:
+    def _with_children(self, children: Mapping[str, Tensor | Node], **metadata: Any) -> Self:
         inner: Any = self._tensordict._with_children(children, **metadata)
         # If keys are not fields (for example flattened or renamed), return a plain collection so that no entry is lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
@@ -392,7 +392,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         inner = _with_none([item._inner() for item in items])
         return self._wrap(inner[0]._join(inner, plan, path))
 
-    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
         if plan.alike:
             raise _join_error(first, self, path)
         return super()._get_join_entries(first, plan, path)
@@ -425,7 +425,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         else:
             self._store(self._tensordict, name, value, prefix, non_blocking=non_blocking)
 
-    def replace(self, *args: Any, **kwargs: Any) -> Self:
+    def replace(self, *args: NonTensorNode, **kwargs: NonTensorNode) -> Self:
         """Return a copy with other values for some fields, on which ``__post_init__`` runs.
 
         >>> class Point(TensorClass):
@@ -449,11 +449,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         stack: Any = self._tensordict
         return [self._wrap_unchecked(member) for member in stack.tensordicts]
 
-    def append(self, tensordict: Any) -> None:
+    def append(self, tensordict: NonTensorNode) -> None:
         """Append a member to an instance that is a lazy stack; see :meth:`insert`."""
         self._get_growable_stack([tensordict]).append(tensordict._inner())
 
-    def insert(self, index: int, tensordict: Any) -> None:
+    def insert(self, index: int, tensordict: NonTensorNode) -> None:
         """Insert a member into an instance that is a lazy stack.
 
         Args:
@@ -472,7 +472,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         self._get_growable_stack([tensordict]).insert(index, tensordict._inner())
 
-    def extend(self, tensordict: Any) -> None:
+    def extend(self, tensordict: NonTensorNode) -> None:
         """Append members to an instance that is a lazy stack; see :meth:`insert`.
 
         Args:
@@ -491,7 +491,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             inner[0] if isinstance(tensordict, TensorCollection) else inner
         )
 
-    def _get_growable_stack(self, items: Sequence[Any]) -> Any:
+    def _get_growable_stack(self, items: Sequence[NonTensorNode]) -> Any:
         """Return the lazy stack of this instance; raise StructureError if it is not one, or if ``items`` do not fit."""
         if not hasattr(self._tensordict, "tensordicts"):
             raise StructureError(

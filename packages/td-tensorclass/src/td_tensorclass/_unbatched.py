@@ -168,7 +168,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             node._device = device
         return node
 
-    def _set_child(self, key: str, value: Any) -> None:
+    def _set_child(self, key: str, value: object) -> None:
         # Formats store the tensor under the key "data", and replace it by a loaded one.
         if key != "data" or not isinstance(value, Tensor):
             super()._set_child(key, value)

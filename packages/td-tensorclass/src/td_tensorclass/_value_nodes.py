@@ -77,10 +77,10 @@ class ValueNode(TensorCollection):
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
 
-    def _children(self) -> Mapping[str, Any]:
+    def _children(self) -> Mapping[str, Tensor | Node]:
         return {}
 
-    def _set_child(self, key: str, value: Any) -> None:
+    def _set_child(self, key: str, value: object) -> None:
         raise KeyPathError(f"a {type(self).__name__} has no entries, so {key!r} cannot be set")
 
     def _del_child(self, key: str) -> None:
@@ -94,7 +94,7 @@ class ValueNode(TensorCollection):
     def _print_entry(self) -> str:
         return type(self).__name__
 
-    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
         raise kind_mismatch_error(first, self, path)
 
     def _set_path(
@@ -188,7 +188,7 @@ class NonTensorNode(ValueNode):
             keeper.check(self, values)
             self._owner()._read(self._cells, writes=True)
 
-    def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
+    def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[object]) -> None:
         """Write values into ``cells`` at ``places``, and into the storage of a sibling package that saved them."""
         keeper = cells[2]
         if keeper is not None:
@@ -199,7 +199,7 @@ class NonTensorNode(ValueNode):
         cells[:2] = values, True
 
     def _store_kept(
-        self, keeper: Keeper, cells: list[Any], places: Sequence[int], new: Sequence[Any]
+        self, keeper: Keeper, cells: list[Any], places: Sequence[int], new: Sequence[object]
     ) -> None:
         old = self._read(cells, writes=True)
         cells[:2] = _written(old, places, new, False), False
@@ -313,7 +313,7 @@ class NonTensorNode(ValueNode):
             node._names = names
         return node
 
-    def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
+    def _flatten_leaves(self, out: list[Tensor]) -> list[object]:
         return []
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
@@ -325,13 +325,13 @@ class NonTensorNode(ValueNode):
 
     def update(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: object = None,
         clone: bool = False,
         inplace: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Any = None,
-        is_leaf: Any = None,
+        keys_to_update: object = None,
+        is_leaf: object = None,
         update_batch_size: bool = False,
         ignore_lock: bool = False,
         **kwargs: Any,
@@ -353,12 +353,12 @@ class NonTensorNode(ValueNode):
 
     def update_(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: object = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Any = None,
-        **kwargs: Any,
+        keys_to_update: object = None,
+        **kwargs: object,
     ) -> Self:
         """Copy the values of other non-tensor data, even if this node is locked.
 
@@ -385,7 +385,7 @@ class NonTensorNode(ValueNode):
         self,
         *,
         convert_nodes: bool = True,
-        convert_tensors: Any = False,
+        convert_tensors: object = False,
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
@@ -439,7 +439,7 @@ class NonTensorNode(ValueNode):
         return self._copy_node()
 
 
-def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: bool) -> list[object]:
+def _written(values: list[object], places: Sequence[int], new: Sequence[object], own: bool) -> list[object]:
     """Write ``new`` at ``places`` into a copy of ``values``, or into the list itself if ``own``. Return the list."""
     result = values if own else values.copy()
     # If ``new`` is the list that is written, copy it: its elements would be overwritten before they are read.
@@ -448,7 +448,7 @@ def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: 
     return result
 
 
-def reload_values(node: Any, keeper: Keeper, *, writes: bool = False) -> Any:
+def reload_values(node: NonTensorNode, keeper: Keeper, *, writes: bool = False) -> Any:
     """Return a node, reloaded if another process wrote its stored values. Raise StructureError if its kind or size changed."""
     result: Any = keeper.reload(node, writes=writes)
     if result is None:
@@ -562,7 +562,7 @@ def find_joints(items: Sequence[Any], plan: Any) -> Joints | None:
     if alike and all(item._joints is None or item._joints[1] is None for item in items):
         return tuple(sorted(made)), None
 
-    def are_one(item: Any) -> list[bool]:
+    def are_one(item: NonTensorNode) -> list[bool]:
         known: list[bool] | None = item._joints[1] if item._joints is not None else None
         if set(item._get_varying_dims()) == shared and known is not None:
             return known
