@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from td_core import Serializer, hookimpl, make_classmethod, save
+from td_core import Serializer, TensorCollection, hookimpl, make_classmethod, save
 from td_core.spi import LazyFunction
 
 
@@ -52,7 +52,7 @@ class SafetensorsFormat(Serializer):
 _FORMAT = SafetensorsFormat()
 
 
-def to_safetensors(self: object, path: str | os.PathLike[str], **options: object) -> Any:
+def to_safetensors(self: TensorCollection, path: str | os.PathLike[str], **options: object) -> Any:
     """Save the collection as a safetensors file; see :func:`td_safetensors.save`.
 
     Example:
