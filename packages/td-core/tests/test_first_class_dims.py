@@ -178,7 +178,11 @@ def test_dim_on_uneven_members_raises_or_keeps_them():
 def test_write_entry_with_dims_raises_naming_key():
     d, e = make_dims(2)
     data = make_dense()
-    with pytest.raises(StructureError, match="key 'a'"):
+    with pytest.raises(StructureError, match="key 'a' at an index: the value has first-class dims.*order"):
         data[d] = data[e]
+    for value in (TensorDict({"new": data["a"][d]}, [3]), {"new": data["a"][d]}):
+        with pytest.raises(StructureError, match="key 'new' at an index: the value has first-class dims"):
+            data[d] = value
+    assert torch.equal(data["a"], A) and "new" not in data
     with pytest.raises(StructureError, match="key 'a'"):
         data[d] + data[0]

@@ -230,6 +230,7 @@ class IndexedWrite:
         if isinstance(entry, NUMBERS):
             return _as_number(entry, target.dtype, target.device, path)
         leaf = entry if isinstance(entry, (Core, Mapping)) else coerce(entry, torch.Size(), None, path)
+        _check_dims(leaf, path)
         if not isinstance(leaf, Tensor):
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: it is a tensor, the value a {type(leaf).__name__}"
@@ -249,6 +250,7 @@ class IndexedWrite:
             self.writes.change(node._set_child, key, made)
             return
         entry = as_new_rows(entry, lead, dims, device, path, len(batch) - self.n)
+        _check_dims(entry, path)
         if isinstance(entry, Tensor) and entry.is_nested:
             raise StructureError(
                 f"cannot make {show_path(path)} at an index: it is a nested tensor, which says nothing of the sizes "
@@ -269,6 +271,14 @@ class IndexedWrite:
             made = _make_empty_like(entry, size, device)
             self.todo.append((made, entry, path, dims))
         self.writes.change(node._set_child, key, made)
+
+
+def _check_dims(entry: object, path: Path) -> None:
+    """Raise StructureError for a value with first-class dims, which reads as an object that is not a tensor."""
+    if isinstance(entry, Core) and not isinstance(entry._as_leaf(), (Core, Tensor)):
+        raise StructureError(
+            f"cannot write {show_path(path)} at an index: the value has first-class dims; give them positions by order()"
+        )
 
 
 def _source_error(value: object) -> StructureError:
