@@ -301,9 +301,8 @@ def _modify(func: Operation, *args: object, **kwargs: object) -> object:
             for item in pytree.tree_flatten(value)[0]:
                 if isinstance(item, StoredTensor):
                     written[id(item)] = item
-                    if (argument.is_out or func._schema.name in _RANDOM) and sum(
-                        item is x for x in flat
-                    ) == 1:
+                    overwrites = argument.is_out or func._schema.name in _RANDOM
+                    if overwrites and sum(item is x for x in flat) == 1:
                         blank[id(item)] = torch.empty(item.shape, dtype=item.dtype, device=item.device)
     memory = read_all(blank.get(id(item), item) for item in flat)
     origin = {id(new): old for new, old in zip(memory, flat) if id(old) in written}

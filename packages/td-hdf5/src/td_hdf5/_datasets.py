@@ -65,6 +65,13 @@ class DatasetOptions:
     fletcher32: bool | None = None
 
 
+def list_arrays(arrays: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return dtype and shape of datasets or planned arrays, as the header has them."""
+    return {
+        name: [str(array.dtype).removeprefix("torch."), list(array.shape)] for name, array in arrays.items()
+    }
+
+
 def create_file(path: str, access: Any) -> Any:
     """Create an HDF5 file, or empty one that exists, and return its ``FileID``."""
     access.set_alignment(_ALIGNMENT, _ALIGNMENT)

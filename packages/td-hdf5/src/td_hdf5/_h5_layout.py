@@ -11,7 +11,7 @@ from td_core.array_formats import ArrayPlan, list_names, make_array_plan
 from td_core.errors import FormatError
 from td_core.spi import STORABLE, load_table
 
-from ._datasets import NATIVE, Array, escape_key
+from ._datasets import NATIVE, Array, escape_key, list_arrays
 
 KeyPath = tuple[str, ...]
 
@@ -38,10 +38,7 @@ class Layout:
         """Return the header in the attributes of the root."""
         header = {key: value for key, value in self.plan.header.items() if key != "check"}
         header["groups"] = self.groups
-        header["arrays"] = {
-            name: [str(array.dtype).removeprefix("torch."), list(array.shape)]
-            for name, array in self.plan.arrays.items()
-        }
+        header["arrays"] = list_arrays(self.plan.arrays)
         if hashes is not None:
             header["hashes"] = hashes
         return header

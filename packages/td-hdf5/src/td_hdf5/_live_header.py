@@ -12,7 +12,7 @@ import h5py
 from td_core import Encoded, TensorDict
 from td_core.array_formats import list_names
 
-from ._datasets import Array, write_header
+from ._datasets import Array, list_arrays, write_header
 from ._h5_layout import Layout, make_entry_layout
 
 
@@ -159,9 +159,6 @@ class LiveHeader:
             "values": table.values,
             "groups": [row.group for row in self.root.iter_rows()],
             "others": self.others,
-            "arrays": {
-                name: [str(array.dtype).removeprefix("torch."), list(array.shape)]
-                for name, array in self.arrays.items()
-            },
+            "arrays": list_arrays(self.arrays),
         }
         write_header(file, header)

@@ -186,10 +186,8 @@ class _Planner:
         meta, keys = self._make_header(node, row), [name for name, _ in row["entries"]]
         stems = {name: self._stem(name, (*key, name)) for name in keys}
         level = self._entries(this, stems, this.above, meta.get("_names"))
-        level.update({name: value.plain for name, value in values.items() if value.is_json})
-        types = _list_types(values)
-        classes = {name: value.plain for name, value in values.items() if value.is_class}
-        pickled = _list_pickled(values)
+        plain, types, classes, pickled = _sort_values(values)
+        level.update(plain)
         for name, item in meta.items():
             level.setdefault(name, item)
         sidecar: dict[str, Any] = {"values": types} if types else {}
@@ -449,22 +447,19 @@ class _Value:
         return self.error is None and bool(self.types != CLASS)
 
 
-def _list_types(values: Mapping[str, _Value]) -> dict[str, object]:
-    """Return the JSON values that are not read back without their types, with their types."""
-    return {
-        name: {"plain": value.plain, "types": value.types}
-        for name, value in values.items()
-        if value.is_json and value.types is not None
-    }
-
-
-def _list_pickled(values: Mapping[str, _Value]) -> dict[str, Any]:
-    """Return the values that the plain form pickles."""
-    return {
-        name: join_value(value.plain, value.types) if value.is_class else value.plain
-        for name, value in values.items()
-        if not value.is_json
-    }
+def _sort_values(values: Mapping[str, _Value]) -> tuple[dict[str, Any], ...]:
+    """Return the JSON values of the plain form, those that need types to be read back, the classes, and what it pickles."""
+    plain, types, classes, pickled = {}, {}, {}, {}
+    for name, value in values.items():
+        if not value.is_json:
+            pickled[name] = join_value(value.plain, value.types) if value.is_class else value.plain
+            if value.is_class:
+                classes[name] = value.plain
+            continue
+        plain[name] = value.plain
+        if value.types is not None:
+            types[name] = {"plain": value.plain, "types": value.types}
+    return plain, types, classes, pickled
 
 
 def _split(value: object) -> _Value:

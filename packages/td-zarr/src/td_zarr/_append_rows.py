@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,8 +49,13 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
         )
         added = make_array_plan(rows, NATIVE, join_names, separator="/").arrays
         if whole.arrays.keys() != group.arrays.keys():
+            missing, extra = (
+                group.arrays.keys() - whole.arrays.keys(),
+                whole.arrays.keys() - group.arrays.keys(),
+            )
             raise StructureError(
-                f"cannot append to {group.where}: {_name_difference(whole.arrays, group.arrays)}"
+                f"cannot append to {group.where}: with the rows it would need other arrays; missing: "
+                f"{sorted(missing)!r:.300}, new: {sorted(extra)!r:.300}"
             )
         grown = [
             _Growth(group.arrays[name], item, added[name], group.where) for name, item in whole.arrays.items()
@@ -76,11 +80,6 @@ def _without_elements(rows: Any) -> Any:
     return decode(replace(encoded, leaves=blank, objects=[]))
 
 
-def _name_difference(whole: Mapping[str, object], old: Mapping[str, object]) -> str:
-    missing, extra = sorted(old.keys() - whole.keys()), sorted(whole.keys() - old.keys())
-    return f"with the rows it would need other arrays; missing: {missing!r:.300}, new: {extra!r:.300}"
-
-
 class _Growth:
     """An array before and after rows are appended.
 
@@ -89,10 +88,8 @@ class _Growth:
     """
 
     def __init__(self, old: ArrayInfo, whole: PlannedArray, rows: PlannedArray, where: str) -> None:
-        self.rows, dims = (
-            rows,
-            [d for d in range(len(whole.shape)) if old.shape[d : d + 1] != whole.shape[d : d + 1]],
-        )
+        dims = [d for d in range(len(whole.shape)) if old.shape[d : d + 1] != whole.shape[d : d + 1]]
+        self.rows = rows
         logical = None if whole.logical is None else str(whole.logical).removeprefix("torch.")
         fits = len(old.shape) == len(whole.shape) and len(dims) <= 1
         if not fits or (old.dtype, old.logical) != (rows.dtype, logical) or whole.dtype != rows.dtype:
@@ -102,7 +99,8 @@ class _Growth:
             )
         document = {**old.document, "shape": list(whole.shape)}
         if not old.nbytes:  # it has no chunks, so they can get another size
-            sizes = [max(size, chunk) for size, chunk in zip(whole.shape, _get_chunks(document), strict=True)]
+            chunks = document["chunk_grid"]["configuration"]["chunk_shape"]
+            sizes = [max(size, chunk) for size, chunk in zip(whole.shape, chunks, strict=True)]
             document["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": sizes}}
         self.info = read_array_document(old.name, document, where)
         self.index: tuple[slice, ...] | None = None
@@ -115,8 +113,3 @@ class _Growth:
         """Write the chunks of the new rows."""
         if self.index is not None and self.rows.nbytes:
             open_array(objects, self.info, strict=False).write(self.index, read_planned(self.rows).numpy())
-
-
-def _get_chunks(document: Mapping[str, Any]) -> list[int]:
-    chunks: list[int] = document["chunk_grid"]["configuration"]["chunk_shape"]
-    return chunks

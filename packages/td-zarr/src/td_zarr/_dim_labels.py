@@ -64,16 +64,12 @@ def describe_levels(plan: ArrayPlan) -> dict[str, dict[str, Any]]:
         if row["kind"] == "TensorDict" and LEVEL not in attributes:
             attributes[LEVEL] = _describe_level(meta, above)
     for name, array in plan.arrays.items():
-        for end in _list_ends(name):
+        ends = [0, *(position for position, char in enumerate(name) if char == "/")]
+        for end in ends:  # of the names of the groups that the array is in
             level = result.get(name[:end], {}).get(LEVEL)
             if level is not None and list(array.shape[: len(level["batch_size"])]) != level["batch_size"]:
                 del result[name[:end]][LEVEL]
     return result
-
-
-def _list_ends(name: str) -> list[int]:
-    """Return the lengths of the names of the groups that an array is in."""
-    return [0, *(position for position, char in enumerate(name) if char == "/")]
 
 
 def _describe_level(meta: Mapping[str, Any], stacked: tuple[int, int, str | None] | None) -> dict[str, Any]:
