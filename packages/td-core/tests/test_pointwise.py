@@ -35,6 +35,24 @@ COMPARISONS = [row.dunder for row in OPERATIONS if row.kind == "comparison"]
 ON_NUMBERS = [name for name in BINARY if name not in ("bitwise_and", "logical_and")]
 
 
+def test_methods_of_table_have_own_name_code_and_doc() -> None:
+    codes = set()
+    for row in OPERATIONS:
+        names = (
+            [row.name] * row.named + [f"{row.name}_"] * row.inplace + [f"__{row.dunder}__"] * bool(row.dunder)
+        )
+        for name in names:
+            method = getattr(TensorDict, name)
+            assert method.__name__ in (name, row.name)
+            assert method.__code__.co_name == method.__name__  # tracebacks show it
+            assert method.__doc__
+            codes.add((method.__name__, id(method.__code__)))
+    assert len(codes) == len(
+        {name for name, _ in codes}
+    )  # one for each method: torch.compile limits graphs per code
+    assert len({identity for _, identity in codes}) == len(codes)
+
+
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_each_name_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
     expected = {key: getattr(torch, name)(leaf) for key, leaf in td.items(True, True)}

@@ -6,11 +6,12 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from operator import getitem
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from . import _from_python as source
 from ._class_methods import make_classmethod
@@ -22,10 +23,6 @@ from ._walks import has_entries, map_levels
 from ._writes.leaf_names import describe_leaf, rephrase_error
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 ConvertTensors = bool | Literal["numpy"]
 

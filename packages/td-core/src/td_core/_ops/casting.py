@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from typing_extensions import Self
 
 from .._arrays import as_tensor
 from .._collection import (
@@ -30,12 +31,7 @@ from .._writes.leaf_names import LEAF_ERRORS, describe_leaf
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .device_moves import DeviceMixin
-from .operands import raise_at_leaf, transform
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-SelfT = TypeVar("SelfT", bound="CastingMixin")
+from .operands import CoreT, raise_at_leaf, transform
 
 
 class NewBatch(WholePlan):
@@ -476,7 +472,7 @@ def _iter_pairs(node: Core, value: object, name: str) -> list[tuple[Tensor, Tens
 
 
 def _make_new(
-    node: SelfT,
+    node: CoreT,
     size: tuple[object, ...],
     name: str,
     dtype: DtypeLike | None,
@@ -486,7 +482,7 @@ def _make_new(
     pin_memory: bool | None,
     empty_lazy: bool,
     *filled: object,
-) -> SelfT:
+) -> CoreT:
     """Create a collection of the same structure by calling the method ``name``, such as ``new_zeros``, of each leaf."""
     new = as_ints(size[0] if len(size) == 1 else size)
     dtype = as_dtype(dtype)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from .._buffers import as_memory, has_memory, is_stored
 from .._collection import Core, identity
@@ -25,9 +26,6 @@ from .dtypes import CASTS, CastFilter, DtypeMixin, cast_some
 from .locking import do_nothing, undo_on_exit, write_back_on_exit
 from .operands import raise_at_leaf
 from .shape import write_back
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="DeviceMixin")
 

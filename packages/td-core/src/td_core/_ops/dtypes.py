@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from .._class_methods import name_method
 from .._collection import Core
@@ -16,9 +17,6 @@ from .._dtypes import METHODS, NAMES, ROWS
 from .._foreach import PLAIN
 from ..typing import NestedKey
 from .operands import run_each_leaf
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="DtypeMixin")
 NodeT = TypeVar("NodeT", bound=Core)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
+from typing_extensions import Self
 
 from .. import _element_plans as elements
 from .._plans import as_ints, wrap_dim
 from ..errors import DimError
 from .locking import write_back_on_exit
 from .shape import ShapeMixin, adopt_result, parse_ints, write_back
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class ElementMixin(ShapeMixin):

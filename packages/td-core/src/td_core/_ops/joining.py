@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from .._class_methods import make_classmethod
 from .._collection import (
@@ -37,9 +38,6 @@ from .join_levels import unify_kinds
 from .operands import write_result
 from .shape import ShapeMixin
 from .structure import restore_on_error
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="JoinMixin")
 ItemT = TypeVar("ItemT")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from .._collection import Core, identity, make_dense, show_path
 from .._dtypes import as_dtype
@@ -33,8 +34,6 @@ from .operands import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from .._base import TensorCollection
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from .. import _shape_plans as shapes
 from .._buffers import index_leaves
@@ -32,9 +33,6 @@ from .entries import EntryMixin
 from .locking import LockMixin, do_nothing, undo_on_exit, write_back_on_exit
 from .operands import raise_at_leaf
 from .uneven import build_dense, list_dense_entries
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="ShapeMixin")
 
