@@ -10,25 +10,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._arrays import tensors_in
-from .._collection import Core, add_key_note, get_entry, get_lead, get_parent, missing_key_error
-from .._foreach import Op, make_op
+from .._coerce import NUMBERS, coerce
+from .._collection import Core, add_key_note, get_entry, get_parent, missing_key_error
+from .._foreach import PLAIN, Op, make_op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ragged import list_distinct_members
+from .._torch_private import functorch_level
 from .._walks import has_entries, visit
+from .._writes.check import add_path, find_expansion, find_problem, is_expanded, is_sealed
 from .._writes.index import IndexedWrite, check_broadcast, is_basic
 from .._writes.inplace import write_leaves
 from .._writes.members import split_for_members
 from .._writes.pair import try_copy_whole, try_scatter_whole
-from .._writes.run import Transaction, put_value
+from .._writes.run import Transaction, put_value, write_at
 from .._writes.update import Update, try_merge, write_entry
-from ..errors import StructureError
+from ..errors import LockedError, StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, EntryMixin, get_default
 from .key_trees import filter_entries, parse_requested_keys
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Path = tuple[str, ...]
+
+_SCALARS = (Tensor, *NUMBERS)
 
 FILL = Op(None, Tensor.fill_)
 ZERO = make_op("zero_", Tensor.zero_)
@@ -359,13 +365,9 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
         parent._assign(index, {key: value}, non_blocking=non_blocking)
         return
     if isinstance(entry, Tensor):
-        writes = Transaction(non_blocking)
         # An entry that the kind builds when it is read, as a lazy stack does, is copied, and written back.
         target = entry if parent._peek_child(key) is entry else entry.clone()
-        size = get_lead(entry, 1) if entry.is_nested else entry.shape
-        plan = plan_index(tensors_in(index), size)
-        IndexedWrite(writes, plan, size, f"at the index {index!r}").read_leaf(target, value, path, False)
-        writes.commit()
+        _write_leaf_at(target, tensors_in(index), value, path, non_blocking)
         if target is not entry:
             write_entry(parent, key, target, path, non_blocking)
         return
@@ -377,6 +379,33 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
     except Exception as error:
         add_key_note(error, path)
         raise
+
+
+def _write_leaf_at(target: Tensor, index: Any, value: Any, path: Path, non_blocking: bool) -> None:
+    """Check the write of a value at an index of one leaf, and write it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    elif not isinstance(value, _SCALARS):
+        value = coerce(value, torch.Size(), None, path)
+        if not isinstance(value, Tensor):
+            problem = StructureError(f"it is a tensor, the value a {type(value).__name__}")
+            raise add_path(problem, path, f"at the index {index!r}")
+    if type(target) not in PLAIN or functorch_level() is not None or is_sealed(target) or is_expanded(target):
+        # Of any other leaf, torch checks all before it writes.
+        found = find_problem(target, value, index)
+        if found is None and not (is_basic(index) and not is_expanded(target[index])):
+            found = find_expansion(target)
+        if found is not None:
+            raise add_path(found, path, f"at the index {index!r}")
+    try:
+        # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
+        if isinstance(value, Tensor) and not target.is_quantized:
+            value = value.to(target.device, target.dtype, non_blocking=non_blocking)
+        write_at(target, index, value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        kind = LockedError if isinstance(error, LockedError) else StructureError
+        found = find_problem(target, value, index) or kind(str(error))
+        raise add_path(found, path, f"at the index {index!r}") from error
 
 
 def _list_leaves(root: Any, path: Path) -> list[Tensor]:

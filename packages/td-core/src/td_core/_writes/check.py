@@ -43,7 +43,7 @@ _Passed = dict[object, Callable[..., bool] | None]
 _REMEMBERED = 16
 
 
-def check_fits(value: Tensor | Core, shape: torch.Size, path: Path, where: str = "in place") -> None:
+def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
     """Raise StructureError if a value does not broadcast to the shape of its entry."""
     right: torch.Size = value.shape  # type: ignore[union-attr]
     if right == shape:
@@ -53,7 +53,7 @@ def check_fits(value: Tensor | Core, shape: torch.Size, path: Path, where: str =
         a in (1, b) for a, b in zip(right, shape[len(shape) - ndim :], strict=True)
     ):
         return
-    raise add_path(StructureError(f"it has shape {list(shape)} there, the value {list(right)}"), path, where)
+    raise add_path(StructureError(f"it has shape {list(shape)} there, the value {list(right)}"), path)
 
 
 def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> None:

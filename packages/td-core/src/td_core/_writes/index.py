@@ -45,11 +45,8 @@ class Entries(dict[str, Any]):
 class IndexedWrite:
     """One ``root[index] = value``: :meth:`read` checks the value and adds its writes to a transaction."""
 
-    def __init__(
-        self, writes: Transaction, plan: IndexPlan, size: torch.Size, where: str = "in place"
-    ) -> None:
+    def __init__(self, writes: Transaction, plan: IndexPlan, size: torch.Size) -> None:
         self.writes = writes
-        self.where = where
         self.index = plan.index
         self.basic = is_basic(plan.index)
         if not self.basic:
@@ -106,7 +103,7 @@ class IndexedWrite:
                     entry = {part: entry}
             target = children.get(key)
             if isinstance(target, Tensor):
-                self.read_leaf(target, entry, (*path, key), aligned)
+                self._read_leaf(target, entry, (*path, key), aligned)
             elif target is None:
                 check_unlocked(node, f"make {show_path((*path, key))}")
                 check_keys(node, {key: entry})
@@ -114,7 +111,7 @@ class IndexedWrite:
             else:
                 self._read_node(node, key, target, entry, (*path, key))
 
-    def read_leaf(self, target: Tensor, entry: Any, path: Path, aligned: bool) -> None:
+    def _read_leaf(self, target: Tensor, entry: Any, path: Path, aligned: bool) -> None:
         """Check the value of a leaf; ``aligned``: its first dims are those of the indexed batch."""
         if not isinstance(entry, Tensor):
             entry = self._as_leaf(entry, target, path)
@@ -134,7 +131,7 @@ class IndexedWrite:
                 entry = drop_leading_ones(entry, len(wanted))
             else:
                 self.fitting = shapes
-            check_fits(entry, wanted, path, self.where)
+            check_fits(entry, wanted, path)
         self._add(target, entry, path)
 
     def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
@@ -159,7 +156,7 @@ class IndexedWrite:
         index = self.index if type(self.index) is tuple else (self.index,)
         problem = find_problem(target, value, *index)
         if problem is not None:
-            raise add_path(problem, path, self.where)
+            raise add_path(problem, path)
         if target.layout is not torch.strided:
             raise add_path(StructureError(f"its layout, {target.layout}, has no views"), path, "at an index")
         if self.basic:
@@ -172,13 +169,13 @@ class IndexedWrite:
         else:
             _check_scatter(target, path)
         if (problem := find_expansion(target)) is not None:
-            raise add_path(problem, path, self.where)
+            raise add_path(problem, path)
         self.writes.copy(target, value, path, self.place)
 
     def _add_components(self, target: Tensor, value: object, path: Path) -> None:
         """Add the writes into the components of a nested tensor that the index selects."""
         if (problem := find_problem(target)) is not None:
-            raise add_path(problem, path, self.where)
+            raise add_path(problem, path)
         positions = torch.arange(target.size(0), device=target.device)[self.index]
         if positions.ndim > 1:
             raise StructureError(
@@ -198,7 +195,7 @@ class IndexedWrite:
         for row, part in zip(rows, values, strict=True):
             if isinstance(part, Tensor):
                 if (problem := find_problem(row, part)) is not None:
-                    raise add_path(problem, path, self.where)
+                    raise add_path(problem, path)
                 check_fits(part, row.shape, path)
             self.writes.copy(row, part, path)
 

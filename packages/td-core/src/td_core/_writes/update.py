@@ -29,10 +29,12 @@ from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ops.key_trees import KeyTree, filter_entries, parse_requested_keys
 from .._ops.uneven import pair_rows
+from .._torch_private import functorch_level
 from .._walks import has_entries
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
-from .check import check_copied
+from .check import check_copied, is_sealed
+from .pair import try_copy_whole
 from .run import Transaction
 
 Path = tuple[str, ...]
@@ -289,6 +291,19 @@ def _is_stack_needed(held: Any, value: Any) -> bool:
 
 def write_entry(node: Core, key: str, value: object, path: Path, non_blocking: bool = False) -> None:
     """Copy a value of the form that ``coerce`` returns into an existing entry, in place."""
+    children = node._children()
+    current = children.get(key) if type(children) is dict else None
+    if type(current) in PLAIN and type(value) in PLAIN:
+        if functorch_level() is None and not is_sealed(current):
+            try:
+                if current.is_same_size(value):
+                    current.copy_(value, non_blocking)
+                    return
+            except (RuntimeError, ValueError):
+                pass  # torch raised before it wrote; the error below has the key
+    elif isinstance(current, Core) and has_entries(value):
+        if try_copy_whole(current, value, non_blocking):
+            return
     update = Update(node, inplace=True, non_blocking=non_blocking, strict=True)
     if isinstance(value, Core) and has_entries(value):
         update.read({key: value}, path=path[:-1])
