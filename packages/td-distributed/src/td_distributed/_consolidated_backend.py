@@ -43,23 +43,12 @@ class EncodedCache:
         planned: True if that is the layout of the tensordict wire; None until it was compared.
         sent: the message that announces this collection.
         received: the last received message whose structure and layout were checked to be the same.
-        spare: buffers for receiving a message like the last one.
         schema: the nodes and :data:`_storage.Columns` as JSON, as pickles hold them.
     """
 
     __slots__ = (
-        "_addresses",
-        "_has_same_forms",
-        "_leaves",
-        "_rows",
-        "encoded",
-        "layout",
-        "loses_grad",
-        "planned",
-        "received",
-        "schema",
-        "sent",
-        "spare",
+        "_addresses", "_has_same_forms", "_leaves", "_rows", "encoded", "layout", "loses_grad",
+        "planned", "received", "schema", "sent",
     )  # fmt: skip
 
     def __init__(self, node: Any, find: Callable[[Sequence[Tensor]], Layout | None]) -> None:
@@ -70,7 +59,6 @@ class EncodedCache:
         self.planned: bool | None = None
         self.sent: Any = None
         self.received: Any = None
-        self.spare: list[Tensor] = []
         self.schema: str | None = None
         takes_grad = list(map(_REQUIRES_GRAD, self.encoded.leaves))
         self.loses_grad = any(takes_grad) and list(map(_REQUIRES_GRAD, self._view_leaves())) != takes_grad

@@ -305,7 +305,7 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
     inside_first = stop + nbytes <= _wire.FIRST
     message = _read_header(target, header, count, nbytes, None if inside_first else peer)
     parts = message.parts()
-    storage = target.allocate(message, device)
+    storage = allocate(message.layout.nbytes, device)
     if inside_first:
         for begin, end in parts:
             storage[begin:end] = first[stop : stop + end - begin]

@@ -15,14 +15,12 @@ from td_core import Encoded, decode, encode
 from td_core.errors import FormatError, StructureError
 from td_core.spi import as_bytes, show_path
 
-from . import _consolidated_file, _key_paths, _memory, _storage, _wire
+from . import _consolidated_file, _key_paths, _storage, _wire
 from ._consolidated_backend import get_backend
 from ._wire import Message
 
 #: A storage may be this many bytes larger than twice the bytes of its leaves and header; a larger one is refused.
 SLACK = 1 << 26
-#: A consolidated collection reuses the memory of a received message for the next one, up to this many bytes.
-KEPT = 1 << 26
 #: Headers of up to this many bytes are parsed through a cache.
 SHORT = 1 << 16
 
@@ -55,12 +53,6 @@ class ReceiveTarget:
     def get_expected(self) -> Message | None:
         """Return the last delivered message, if it is small enough to arrive as a single message."""
         return self.last if self.last is not None and self.last.is_small() else None
-
-    def allocate(self, message: Message, device: torch.device) -> Tensor:
-        """Return a uint8 buffer for the storage of a message, reusing a spare one if possible."""
-        if self.cache is not None and self.last is message and self.cache.spare and device.type == "cpu":
-            return self.cache.spare.pop()
-        return _memory.allocate(message.layout.nbytes, device)
 
     def parse_header(self, header: bytes) -> Message:
         """Parse a header into a :class:`Message`; reuse the last one if the header is the same.
@@ -108,7 +100,9 @@ class ReceiveTarget:
                 another shape or dtype; the message names the first key. Nothing was written.
         """
         if self._checked is None:
-            self._deliver_again(message, storage)
+            # The header was checked before, so both storages have the same layout.
+            assert self.state is not None
+            self.state.storage.detach().copy_(storage)
             return
         held, now = self._checked[0].leaves, encode(self.collection).leaves
         if len(held) != len(now) or not all(map(is_, held, now)):
@@ -124,16 +118,6 @@ class ReceiveTarget:
         if self.cache is not None and self.cache.layout is not None and len(storage) == layout.nbytes:
             if all(_have_same_spans(layout.leaves[i], message.layout.leaves[j]) for i, j in order):
                 self.cache.received = message
-
-    def _deliver_again(self, message: Message, storage: Tensor) -> None:
-        """Copy the storage of a message whose header was checked before: both storages have the same layout."""
-        assert self.state is not None
-        assert self.cache is not None
-        self.state.storage.detach().copy_(storage)
-        # The storage of a small message is a slice of the first message's buffer, so it cannot be kept alone.
-        kept = message.is_small() or self.cache.spare
-        if storage.is_cpu and not kept and 0 < len(storage) <= KEPT:
-            self.cache.spare.append(storage)
 
 
 def _have_same_spans(left: _storage.Leaf, right: _storage.Leaf) -> bool:
