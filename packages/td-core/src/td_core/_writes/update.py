@@ -292,7 +292,7 @@ def _is_stack_needed(held: Any, value: Any) -> bool:
 def write_entry(node: Core, key: str, value: object, path: Path, non_blocking: bool = False) -> None:
     """Copy a value of the form that ``coerce`` returns into an existing entry, in place."""
     children = node._children()
-    current = children.get(key) if type(children) is dict else None
+    current: Any = children.get(key) if type(children) is dict else None
     if type(current) in PLAIN and type(value) in PLAIN:
         if functorch_level() is None and not is_sealed(current):
             try:
