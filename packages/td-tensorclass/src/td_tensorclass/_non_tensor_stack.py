@@ -449,8 +449,8 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         size = torch.Size(lead + self._batch_size[plan.n :])
         if size != self._batch_size:
             raise StructureError(
-                f"this operation makes a batch of size {list(size)} out of {list(self._batch_size)}, and what becomes "
-                f"of the values of a {type(self).__name__} nobody can say; take them out with "
+                f"this operation changes the batch size from {list(self._batch_size)} to {list(size)}, which is "
+                f"not defined for the values of a {type(self).__name__}; take them out with "
                 "filter_non_tensor_data() first"
             )
         return self._copy_node()
