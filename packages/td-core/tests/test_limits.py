@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
-from td_core._collector import paused
+from td_core._collector import pause_collector
 from td_core.errors import CycleError, DepthError, StructureError, TensorDictError
 
 DEPTH = 2_000
@@ -317,7 +317,7 @@ RESULTS = {
 def test_delete_result_frees_memory_without_gc(name):
     td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])
     RESULTS[name](td)
-    with paused():
+    with pause_collector():
         result = RESULTS[name](td)
         alive = weakref.ref(result)
         further = result.exclude("zz").flatten_keys(".")
@@ -327,7 +327,7 @@ def test_delete_result_frees_memory_without_gc(name):
 
 @pytest.mark.parametrize("operation", [lambda td: td.view(-1), lambda td: td.sum(0)], ids=["done", "refused"])
 def test_operation_on_members_frees_stack_without_gc(operation):
-    with paused():
+    with pause_collector():
         td = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2)])
         alive = weakref.ref(td)
         with suppress(StructureError):

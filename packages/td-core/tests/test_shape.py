@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._collector import paused
+from td_core._collector import pause_collector
 from td_core.errors import BatchSizeError, CollectionIndexError, DimError, LockedError, StructureError
 
 BATCH = (2, 1, 4)
@@ -415,7 +415,7 @@ def test_view_context_locked_td_writes_in_place() -> None:
 
 
 def test_view_result_does_not_keep_source_alive() -> None:
-    with paused():
+    with pause_collector():
         td = make_td()
         source = weakref.ref(td)
         td = td.view(8)

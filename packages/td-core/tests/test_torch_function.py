@@ -87,7 +87,7 @@ ELSEWHERE = {
     "atleast_3d", "bitwise_not", "detach_",
 }  # fmt: skip
 TWO_OPERANDS = {
-    name: row.reflected_method
+    name: row.method_of_second
     for row in OPERATIONS
     for name in row.functions
     if row.kind in ("binary", "comparison") and not name.startswith("clamp")

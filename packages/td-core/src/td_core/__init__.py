@@ -9,9 +9,9 @@ tensor(1)
 
 import typing as _typing
 
-from ._collector import paused as _paused
+from ._collector import pause_collector as _pause_collector
 
-with _paused():
+with _pause_collector():
     from . import _core_kinds, _lazy_pytree, _mapped_dims, kinds, pickles  # noqa: F401  register core's node kinds and pytrees
     from ._base import TensorCollection, TensorDictBase, count_as_mapping, is_tensor_collection
     from ._class_methods import make_classmethod
@@ -135,5 +135,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-with _paused():
+with _pause_collector():
     _load_plugins()

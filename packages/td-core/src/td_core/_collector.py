@@ -6,11 +6,11 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["paused"]
+__all__ = ["pause_collector"]
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """Context manager that pauses the garbage collector."""
     # After ``import torch``, a full collection is due, which frees nothing: without the pause, the import of td_core takes
     # 1.35 times the CPU time (torch 2.13).

@@ -46,7 +46,7 @@ class Operation(NamedTuple):
         return self.name if self.named else f"__{self.dunder}__"
 
     @property
-    def reflected_method(self) -> str:
+    def method_of_second(self) -> str:
         """Return the name of the method of a second operand, "" if only the first may be a collection."""
         if self.kind == "binary" and self.dunder and self.reflected:
             return f"__r{self.dunder}__"

@@ -166,7 +166,7 @@ def _make_table() -> dict[object, Handler]:
             if not is_operator:
                 table[getattr(torch, name)] = _method(row.method)
                 continue
-            handler = _two_operands(name, row.method, row.reflected_method)
+            handler = _two_operands(name, row.method, row.method_of_second)
             places = [(torch, name), (Tensor, name), (Tensor, f"__{row.dunder}__")]
             table.update({getattr(place, key): handler for place, key in places if hasattr(place, key)})
     for name in _LIKE:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core
-from .._collector import paused
+from .._collector import pause_collector
 from .._decoding import decode
 from .._nodes import KINDS, Encoded, encode
 from .._torch_private import pytree
@@ -558,7 +558,7 @@ class CollectionTests:
     def test_results_are_freed_by_reference_count(self, operation: Callable[[Any], Any]) -> None:
         """Results have no reference cycles: they are freed without the garbage collector."""
         collection = self.make()
-        with paused():
+        with pause_collector():
             result = operation(collection)
             leaves = [weakref.ref(leaf) for leaf in result._leaves()]
             # An index of a lazy stack may return a member, which the stack keeps alive.
