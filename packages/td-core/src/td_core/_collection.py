@@ -128,6 +128,8 @@ class Core(ABC):
         ) -> None: ...
         def _index(self, index: object) -> Any: ...
 
+        _get_as: Callable[..., object]
+        _set_names: Callable[[Names | None], None]
         apply: Callable[..., Any]
         copy_: Callable[..., Self]
         expand: Callable[..., Self]

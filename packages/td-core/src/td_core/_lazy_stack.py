@@ -500,7 +500,8 @@ class LazyStackedTensorDict(LazyStackOps):
     def _transform_multi(self, plan: MultiPlan) -> tuple[Any, ...]:
         along = plan.along(self._stack_dim) if self._members else None
         if along is None:
-            return self._stack_members()._transform_multi(plan)  # type: ignore[no-any-return]
+            parts: tuple[Any, ...] = self._stack_members()._transform_multi(plan)
+            return parts
         picks, inner, stack_dim = along
         if picks is not None:
             # An empty part is built by an empty slice, which keeps the entries.

@@ -172,7 +172,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return cls._of(non_tensor._expand_values(size), size, non_tensor.device, non_tensor._names)
 
     @classmethod
-    def from_list(cls, values: list[NonTensorNode], ndim: int | None = None) -> Self:  # type: ignore[override]
+    def from_list(cls, values: list[Any], ndim: int | None = None) -> Self:  # type: ignore[override]
         """Build a stack from a nested list.
 
         Args:
@@ -536,7 +536,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """
         self._splice(index, [as_node(tensordict)])
 
-    def extend(self, tensordict: NonTensorNode) -> None:
+    def extend(self, tensordict: Any) -> None:
         """Append the values of a list or of another stack along the first dim.
 
         >>> stack = NonTensorStack("a")

@@ -425,7 +425,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         else:
             self._store(self._tensordict, name, value, prefix, non_blocking=non_blocking)
 
-    def replace(self, *args: NonTensorNode, **kwargs: NonTensorNode) -> Self:
+    def replace(self, *args: Any, **kwargs: Any) -> Self:
         """Return a copy with other values for some fields, on which ``__post_init__`` runs.
 
         >>> class Point(TensorClass):
@@ -449,11 +449,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         stack: Any = self._tensordict
         return [self._wrap_unchecked(member) for member in stack.tensordicts]
 
-    def append(self, tensordict: NonTensorNode) -> None:
+    def append(self, tensordict: Node) -> None:
         """Append a member to an instance that is a lazy stack; see :meth:`insert`."""
         self._get_growable_stack([tensordict]).append(tensordict._inner())
 
-    def insert(self, index: int, tensordict: NonTensorNode) -> None:
+    def insert(self, index: int, tensordict: Any) -> None:
         """Insert a member into an instance that is a lazy stack.
 
         Args:
@@ -472,7 +472,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         self._get_growable_stack([tensordict]).insert(index, tensordict._inner())
 
-    def extend(self, tensordict: NonTensorNode) -> None:
+    def extend(self, tensordict: Any) -> None:
         """Append members to an instance that is a lazy stack; see :meth:`insert`.
 
         Args:
@@ -491,7 +491,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             inner[0] if isinstance(tensordict, TensorCollection) else inner
         )
 
-    def _get_growable_stack(self, items: Sequence[NonTensorNode]) -> Any:
+    def _get_growable_stack(self, items: Sequence[Node]) -> Any:
         """Return the lazy stack of this instance; raise StructureError if it is not one, or if ``items`` do not fit."""
         if not hasattr(self._tensordict, "tensordicts"):
             raise StructureError(

@@ -124,6 +124,9 @@ class NonTensorNode(ValueNode):
     _hidden: int
     _root: NonTensorNode | None
 
+    if TYPE_CHECKING:
+        _copy_with: Callable[..., Self]  # of the nodes of one value
+
     @property
     def _values(self) -> list[Any]:
         values, places = self._owner()._read(self._cells), self._places
@@ -254,7 +257,7 @@ class NonTensorNode(ValueNode):
             size = torch.Size([-1])
             if len({*map(len, sizes)}) == 1:
                 size = TensorCollection._stack_lazily(self, items, dim).batch_size
-            return self._copy_with(size, self._device, None)  # type: ignore[attr-defined]
+            return self._copy_with(size, self._device, None)
         even = pad_to_even(items, dim)
         return even[0]._join(even, stack_plan(even[0].batch_size, dim, len(even)))
 
@@ -273,7 +276,7 @@ class NonTensorNode(ValueNode):
             _check_even(items, plan, path)
         size, names = plan.resize_batch(self._batch_size), plan.rename_dims(self._names)
         if self._is_single_after_join(items, plan.stacks):
-            return self._copy_with(size, self._device, names)  # type: ignore[attr-defined]
+            return self._copy_with(size, self._device, names)
         tail = find_hidden_size(items)
         values = concat_values(items, plan.dim, tail) if plan.alike else _select_values(items, plan)
         made = type(self) if isinstance(self, self._stack) else self._stack

@@ -96,7 +96,7 @@ class EntryMixin(Core):
         first, *rest = unravel_key_to_tuple(key)
         child = self._children().get(first) if rest else None
         if isinstance(child, Core):
-            return child._get_as(tuple(rest), default, **kwargs)  # type: ignore[attr-defined]
+            return child._get_as(tuple(rest), default, **kwargs)
         if kwargs.get("as_padded_tensor"):
             entry = self.get(key, default)
             ragged = isinstance(entry, Tensor) and entry.is_nested

@@ -230,12 +230,12 @@ class StructureMixin(UpdateMixin):
         >>> TensorDict({"a": 1, "b": {"c": 2}}, batch_size=[]).empty(recurse=True)
         TensorDict(batch_size=[], fields={b: {}})
         """
-        result: Any = _make_empty(self, recurse, None if batch_size is None else as_batch_size(batch_size))
+        result: Self = _make_empty(self, recurse, None if batch_size is None else as_batch_size(batch_size))
         if device is not NO_DEFAULT:
             set_device_labels(result, None if device is None else as_device(device))
         if names is not NO_DEFAULT:
             result._set_names(check_names(names, len(result.batch_size)))
-        return result  # type: ignore[no-any-return]
+        return result
 
     def flatten_keys(
         self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
