@@ -34,6 +34,7 @@ from td_core.errors import (
     LockedError,
     StructureError,
 )
+from td_core.spi import Wrapper
 
 
 @pytest.mark.parametrize(
@@ -314,7 +315,9 @@ def test_set_strided_nested_tensor_stores_it():
     assert td["b"] is rows
 
 
-@pytest.mark.parametrize("cls", [TensorCollection, TensorDict, LazyStackedTensorDict, TensorDictParams])
+@pytest.mark.parametrize(
+    "cls", [TensorCollection, TensorDict, LazyStackedTensorDict, TensorDictParams, Wrapper]
+)
 def test_pickle_public_method_returns_same_method(cls):
     methods = {name: inspect.getattr_static(cls, name) for name in dir(cls)}
     functions = {name: method for name, method in methods.items() if inspect.isfunction(method)}

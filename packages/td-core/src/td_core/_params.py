@@ -39,7 +39,7 @@ from ._pytree import register, register_with_subclasses
 from ._roles import Buffer as Buffer  # older pickles import Buffer from this module
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
 from ._walks import expand, get_path, has_entries, walk_levels
-from ._wrapper import Wrapper, hand_on
+from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
 from .typing import NestedKey
 
@@ -343,9 +343,6 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         ):
             super().update(input_dict_or_td, clone, inplace, **kwargs)
         return self
-
-    # Results of operations on parameters are plain collections.
-    _with_children = hand_on(TensorDictBase._with_children)
 
     def _shallow_copy(self) -> Self:
         return self._from_inner(self._tensordict._shallow_copy())

@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ._base import TensorCollection
+from ._class_methods import name_method
 from ._collection import Child, Core
 from ._plans import MultiPlan, ShapePlan
 from .typing import BatchSize, Names
@@ -22,14 +23,16 @@ from .typing import BatchSize, Names
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
-def hand_on(method: MethodT) -> MethodT:
-    """Return a method that calls the method of the same name of the wrapped collection, and returns its result."""
+def _hand_on(method: MethodT) -> MethodT:
+    """Return the method of Wrapper that calls the method of the same name of the wrapped collection."""
     name = method.__name__
 
-    def call(self: Wrapper, *args: object, **kwargs: object) -> object:
+    def call(self: Wrapper, *args: object, **kwargs: object) -> Any:
         return getattr(self._tensordict, name)(*args, **kwargs)
 
-    return call  # type: ignore[return-value]
+    call.__qualname__ = f"Wrapper.{name}"  # pickles of the method find it by this name
+    made: Any = name_method(call, name, "")
+    return made  # type: ignore[no-any-return]
 
 
 class Wrapper(TensorCollection):
@@ -82,21 +85,22 @@ class Wrapper(TensorCollection):
     def _inner(self) -> Core:
         return self._tensordict
 
-    _set_batch_size = hand_on(TensorCollection._set_batch_size)
-    _max_batch_size = hand_on(TensorCollection._max_batch_size)
-    _check_batch_size = hand_on(TensorCollection._check_batch_size)
-    _change_batch_size = hand_on(TensorCollection._change_batch_size)
-    _set_device = hand_on(TensorCollection._set_device)
-    _get_writable = hand_on(TensorCollection._get_writable)
-    _describe_child = hand_on(TensorCollection._describe_child)
-    _peek_child = hand_on(TensorCollection._peek_child)
-    _add_child = hand_on(TensorCollection._add_child)
-    _del_child = hand_on(TensorCollection._del_child)
-    _members_and_dim = hand_on(TensorCollection._members_and_dim)
-    _tree_children = hand_on(TensorCollection._tree_children)
-    _plan_writes = hand_on(TensorCollection._plan_writes)
-    _set_names = hand_on(TensorCollection._set_names)
-    _get_as = hand_on(TensorCollection._get_as)
+    _with_children = _hand_on(TensorCollection._with_children)
+    _set_batch_size = _hand_on(TensorCollection._set_batch_size)
+    _max_batch_size = _hand_on(TensorCollection._max_batch_size)
+    _check_batch_size = _hand_on(TensorCollection._check_batch_size)
+    _change_batch_size = _hand_on(TensorCollection._change_batch_size)
+    _set_device = _hand_on(TensorCollection._set_device)
+    _get_writable = _hand_on(TensorCollection._get_writable)
+    _describe_child = _hand_on(TensorCollection._describe_child)
+    _peek_child = _hand_on(TensorCollection._peek_child)
+    _add_child = _hand_on(TensorCollection._add_child)
+    _del_child = _hand_on(TensorCollection._del_child)
+    _members_and_dim = _hand_on(TensorCollection._members_and_dim)
+    _tree_children = _hand_on(TensorCollection._tree_children)
+    _plan_writes = _hand_on(TensorCollection._plan_writes)
+    _set_names = _hand_on(TensorCollection._set_names)
+    _get_as = _hand_on(TensorCollection._get_as)
 
     def _children(self) -> Mapping[str, Child]:
         return self._tensordict._children()
