@@ -38,22 +38,22 @@ class _Stack:
         WITHOUT_SHAPE[id(result)] = result
         return result
 
-    @property
-    def shape(self: Any) -> Any:
-        """The dim of the modules."""
-        return self.size()[:1]
+    #: The dim of the modules.
+    shape: Any = property(lambda self: self.size()[:1])
 
     def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
         """Give each member a shape, and become a stack of tensors with this shape."""
         del WITHOUT_SHAPE[id(self)]
-        super().materialize((*self.shape, *shape), device, dtype)  # type: ignore[misc]
+        base: Any = super()
+        base.materialize((*self.shape, *shape), device, dtype)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.dim:  # torch.vmap reads it
             with without_torch_function():
                 return func(*args)
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
+        base: Any = super()
+        return base.__torch_function__(func, types, args, kwargs)
 
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
         return memo.setdefault(id(self), self.of(*self.shape, self))
@@ -62,11 +62,11 @@ class _Stack:
         return _make_again, (type(self), *self.shape, self.device, self.dtype, self.requires_grad)
 
 
-class StackedParameter(_Stack, UninitializedParameter):  # type: ignore[override]
+class StackedParameter(_Stack, UninitializedParameter):
     """A parameter without a shape for each of several modules."""
 
 
-class StackedBuffer(_Stack, UninitializedBuffer):  # type: ignore[override]
+class StackedBuffer(_Stack, UninitializedBuffer):
     """A buffer without a shape for each of several modules."""
 
 
@@ -155,7 +155,7 @@ class _LazyBuffer(_Member, UninitializedBuffer):
     __torch_function__ = UninitializedBuffer.__torch_function__
 
 
-def take_member(leaf: Tensor) -> Tensor:
+def take_member(leaf: Tensor) -> Any:
     """Return a member in place of a stack without a shape that torch.vmap maps over; any other leaf unchanged."""
     inner = unmap(leaf)
     if not isinstance(inner, _Stack):
@@ -164,4 +164,4 @@ def take_member(leaf: Tensor) -> Tensor:
     cls: Any = _LazyParameter if isinstance(source, nn.Parameter) else _LazyBuffer
     member: Any = cls(source.requires_grad, source.device, source.dtype)
     member.source, member.level = source, functorch_level().level()
-    return member  # type: ignore[no-any-return]
+    return member
