@@ -274,3 +274,36 @@ def test_fork_in_locked_block_does_not_keep_lock(kind: str, tmp_path: Path) -> N
         fd = os.open(tmp_path if kind == "directory" else tmp_path / "a", os.O_RDONLY)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the child keeps the lock
         os.close(fd)
+
+
+def test_new_file_without_replace_raises_over_existing(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with NewFile(path, replace=False) as new:
+        new.write([b"first"])
+        new.commit()
+    with pytest.raises(FileExistsError):
+        NewFile(path, replace=False)
+    with NewFile(tmp_path / "y", replace=False) as late:
+        (tmp_path / "y").write_bytes(b"other")
+        with pytest.raises(FileExistsError):
+            late.commit()
+    assert [path.read_bytes(), (tmp_path / "y").read_bytes()] == [b"first", b"other"]
+    assert sorted(os.listdir(tmp_path)) == ["x", "y"]
+
+
+def test_new_file_accepts_longest_name(tmp_path: Path) -> None:
+    path = tmp_path / ("k" * 255)
+    write_file(path, "text")
+    assert path.read_text() == "text"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_new_file_error_of_full_disk_names_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", fail)
+    with pytest.raises(OSError, match="cannot write it: No space left on device: '.*/x'") as caught:
+        write_file(tmp_path / "x", "text")
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(tmp_path) == []

@@ -87,6 +87,22 @@ class LiveCollection(TensorDictBase):
 
     A format derives from it, and implements ``_write_entry`` and ``_remove_entry``. :meth:`_of_opened` creates an instance.
     Results of operations are TensorDicts.
+
+    >>> from types import SimpleNamespace
+    >>> class Printed(LiveCollection):
+    ...     def _write_entry(self, key, value):
+    ...         print("write", key)
+    ...         self._entries[key] = value
+    ...
+    ...     def _remove_entry(self, key):
+    ...         print("remove", key)
+    >>> def ignore(*facts):
+    ...     pass
+    >>> store = SimpleNamespace(where="memory", check_writable=ignore, find_row=ignore, record=ignore)
+    >>> Printed._of_opened(store, (), None, TensorDict({"a": 1})).rename_key_("a", "b").sorted_keys
+    write b
+    remove a
+    ['b']
     """
 
     _store: Any

@@ -37,13 +37,8 @@ class Piece(NamedTuple):
 def split_leaf(
     leaf: Tensor, native: Container[torch.dtype]
 ) -> tuple[list[Piece], Callable[[list[str]], Place]]:
-    """Split a leaf into dense tensors, and a function from the names of their arrays to the place of the leaf.
-
-    ``native`` has the dtypes that the format can hold.
-
-    Raises:
-        CodecError: the leaf is sparse or quantized.
-    """
+    """Split a leaf into dense tensors, and a function from the names of their arrays to the place of the leaf."""
+    # ``native`` has the dtypes that the format can hold. A sparse or quantized leaf raises CodecError.
     if leaf.is_quantized:
         raise CodecError(
             f"a quantized tensor ({leaf.dtype}) cannot be saved: save int_repr(), scale and zero point"
