@@ -34,12 +34,14 @@ def device() -> torch.device:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that another environment runs.
+    """Deselect tests that another environment runs, and expect failures of the oldest dependencies.
 
     Tests marked ``once`` run in the folders of ``TD_ONCE_TESTS_IN``, or everywhere without the variable. Of the folders
     ``TD_SAMPLE_TESTS_OF``, a third runs, chosen by the names of the tests, and all tests of files that name plugins or a
-    package beside their own and td_core.
+    package beside their own and td_core. Tests listed in the file ``TD_EXPECTED_FAILURES`` must fail.
     """
+    if path := os.environ.get("TD_EXPECTED_FAILURES"):
+        expect_failures(items, Path(path).read_text(encoding="utf-8"))
 
     def folders_in(variable: str) -> list[Path]:
         return [ROOT / folder for folder in os.environ.get(variable, "").split(",") if folder]
@@ -61,6 +63,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     items[:] = filter(runs, items)
+
+
+def expect_failures(items: list[pytest.Item], text: str) -> None:
+    """Mark the tests that a line ``pattern of ids: reason`` names as expected failures; ``*`` stands for any characters.
+
+    A line that starts with ``!`` names tests that do not run, since they would not end.
+    """
+    for line in filter(None, (line.partition("#")[0].strip() for line in text.splitlines())):
+        pattern, _, reason = line.lstrip("!").rpartition(": ")
+        matches = re.compile(".*".join(map(re.escape, pattern.split("*")))).fullmatch
+        for item in items:
+            if matches(item.nodeid):
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True, run=not line.startswith("!")))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -283,7 +283,10 @@ def run_all_tests(session: nox.Session, name: str, interpreter: str, constraints
     environment = Environment(session, packages, other_base=python)
     environment.run("-m", "pip", "list")
     folders = [f"packages/{package}/tests" for package in packages]
-    environment.pytest_side_by_side("tests", *folders, *session.posargs, TD_EXPECT_PLUGINS=",".join(packages))
+    variables = {"TD_EXPECT_PLUGINS": ",".join(packages)}
+    if (expected := ROOT / "tests" / f"{name}.txt").exists():
+        variables["TD_EXPECTED_FAILURES"] = str(expected)
+    environment.pytest_side_by_side("tests", *folders, *session.posargs, **variables)
 
 
 @nox.session(venv_params=BARE)
