@@ -38,8 +38,9 @@ def may_share_memory(leaves: list[Tensor], plain: bool = False) -> bool:
             return len({*map(_STORAGE, leaves)}) < len(leaves)
         kinds: set[Any] = {*map(type, leaves)}
         if all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in kinds):
-            # Two mapped tensors of one file have different storage objects at one address, so compare both.
-            return min(len({*map(read, leaves)}) for read in (_STORAGE, Tensor.data_ptr)) < len(leaves)
+            # Two mapped tensors of one file have different storage objects at one address, so compare both. Addresses
+            # come first: torch 2.4 ends the process if reading fails while it holds the storage of a mapped tensor.
+            return min(len({*map(read, leaves)}) for read in (Tensor.data_ptr, _STORAGE)) < len(leaves)
     except RuntimeError:
         pass
     return len(leaves) > 1
