@@ -154,7 +154,9 @@ def test_number_is_written_through_dims():
 
 
 @pytest.mark.parametrize(
-    "use", [pickle.dumps, copy.deepcopy, lambda td: td.to_dict() and pickle.dumps(td[0])], ids=str
+    "use",
+    [pickle.dumps, copy.deepcopy, lambda td: td.to_dict() and pickle.dumps(td[0])],
+    ids=["dumps", "deepcopy", "dumps of a member"],
 )
 def test_pickle_entry_with_dims_raises(use):
     [d] = make_dims(1)
