@@ -81,7 +81,7 @@ CODECS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", CODECS, ids=str)
+@pytest.mark.parametrize("options", CODECS, ids=range(len(CODECS)))
 def test_every_codec_round_trips(options: Any, path: Path) -> None:
     td = make_data()
     save(td, path, **options)
