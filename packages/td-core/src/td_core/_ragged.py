@@ -22,7 +22,8 @@ def get_display_shape(tensor: Tensor) -> tuple[Any, ...]:
     """Return the shape for messages: -1 for ragged dims of a strided nested tensor, and for those of a lazy parameter."""
     try:
         shape = tuple(tensor.shape)
-        return (*shape, -1) if is_lazy(tensor) else shape
+        # torch.compile cannot trace is_lazy().
+        return shape if type(tensor) in PLAIN or not is_lazy(tensor) else (*shape, -1)
     except RuntimeError:
         return (-1,) if is_lazy(tensor) else tuple(_get_size(tensor, dim) for dim in range(tensor.dim()))
 
