@@ -53,7 +53,7 @@ def combine(
     """
     leaves: list[Tensor] = []
     levels: Walked = None
-    operand = other
+    operand, plain = other, True
     # A type check is several times faster than isinstance with an abstract class.
     if type(other) is not type(node) and isinstance(other, NUMBERS):
         operand = other.item() if isinstance(other, np.generic) else other
@@ -66,24 +66,30 @@ def combine(
         if size is not None:
             leaves, operand = align_pairs(node, other, leaves, operand, len(size))
     elif isinstance(other, (Tensor, np.ndarray)):
-        other = other if isinstance(other, Tensor) else _move_beside(node, other)
-        node = _expand_for_tensor(node, name, other)
-        operand = []
-        if other.ndim:  # _beside_each() handles a 0-d tensor, see below
-            node._broadcast_to_leaves(other, operand)
+        node, operand, levels = _pair_with_tensor(node, name, other, leaves)
+        plain = False  # views of the operand can be of a subclass, so fused kernels need a type check
     else:
         return NotImplemented  # type: ignore[no-any-return]
-    # Fused kernels need no type check, unless the operand is a tensor, whose views can be of a subclass.
-    walked = len(leaves) > 0 or type(operand) is not list
     if not leaves:
         levels = node._flatten_leaves(leaves)
-    if leaves and type(operand) is list and not operand:
-        operand = _beside_each(node, other, leaves, levels)
     try:
-        plain = walked and type(levels) is dict
+        plain = plain and type(levels) is dict
         return node._unflatten(foreach(this, leaves, operand, plain=plain), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, operand)
+
+
+def _pair_with_tensor(
+    node: Any, name: str, other: Tensor | np.ndarray[Any, Any], leaves: list[Tensor]
+) -> tuple[Any, list[Tensor], Walked]:
+    """Append the leaves to ``leaves``. Return the node, expanded to the result, one operand per leaf, and the treedef."""
+    tensor = other if isinstance(other, Tensor) else _move_beside(node, other)
+    node = _expand_for_tensor(node, name, tensor)
+    operand: list[Tensor] = []
+    if tensor.ndim:
+        node._broadcast_to_leaves(tensor, operand)
+    levels = node._flatten_leaves(leaves)
+    return node, operand if operand or not leaves else _beside_each(node, tensor, leaves, levels), levels
 
 
 def _align(node: Any, name: str, other: Any, default: Any) -> tuple[Any, Any, tuple[int, ...] | None]:

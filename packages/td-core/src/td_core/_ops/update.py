@@ -390,13 +390,7 @@ def _write_leaf_at(target: Tensor, index: Any, value: Any, path: Path, non_block
         if not isinstance(value, Tensor):
             problem = StructureError(f"it is a tensor, the value a {type(value).__name__}")
             raise add_path(problem, path, f"at the index {index!r}")
-    if type(target) not in PLAIN or functorch_level() is not None or is_sealed(target) or is_expanded(target):
-        # Of any other leaf, torch checks all before it writes.
-        found = find_problem(target, value, index)
-        if found is None and not (is_basic(index) and not is_expanded(target[index])):
-            found = find_expansion(target)
-        if found is not None:
-            raise add_path(found, path, f"at the index {index!r}")
+    _check_leaf_at(target, index, value, path)
     try:
         # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
         if isinstance(value, Tensor) and not target.is_quantized:
@@ -406,6 +400,18 @@ def _write_leaf_at(target: Tensor, index: Any, value: Any, path: Path, non_block
         kind = LockedError if isinstance(error, LockedError) else StructureError
         found = find_problem(target, value, index) or kind(str(error))
         raise add_path(found, path, f"at the index {index!r}") from error
+
+
+def _check_leaf_at(target: Tensor, index: Any, value: object, path: Path) -> None:
+    """Raise an error if a leaf cannot be written at an index, and torch would not find that before it writes."""
+    plain = type(target) in PLAIN and functorch_level() is None
+    if plain and not (is_sealed(target) or is_expanded(target)):
+        return
+    problem = find_problem(target, value, index)
+    if problem is None and not (is_basic(index) and not is_expanded(target[index])):
+        problem = find_expansion(target)
+    if problem is not None:
+        raise add_path(problem, path, f"at the index {index!r}")
 
 
 def _list_leaves(root: Any, path: Path) -> list[Tensor]:
