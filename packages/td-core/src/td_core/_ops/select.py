@@ -253,12 +253,13 @@ def _broadcast_condition(
 ) -> tuple[Tensor, torch.Size]:
     """Expand the condition of ``where`` to the batch size of the result, and return both."""
     mask = _as_mask(condition)
-    if mask.ndim < len(batch_size):
+    is_uneven = -1 in batch_size  # each member of a lazy stack then broadcasts its part of the condition
+    if mask.ndim < len(batch_size) or is_uneven:
         mask = elements.append_dims(_expand_mask(mask, batch_size), len(batch_size)).expand(batch_size)
     size = batch_size
     for name, shape in (
         ("other collection", other.batch_size if isinstance(other, Core) else size),
-        ("condition", mask.shape),
+        ("condition", size if is_uneven else mask.shape),
     ):
         if shape != size and (broadcast := broadcast_shape(shape, size)) is not None:
             size = torch.Size(broadcast)
