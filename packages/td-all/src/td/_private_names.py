@@ -110,10 +110,7 @@ def wrap_dim(dim: int, shape: Sequence[int] | None, ndim: int | None = None) -> 
 
 
 def get_shape(tensor: Tensor | td.TensorCollection, nested_shape: bool = False) -> torch.Size | Tensor:
-    """Return the shape of a tensor or collection; of a strided nested tensor, with -1 for uneven sizes.
-
-    With ``nested_shape``, return the shapes of the components of a nested tensor, as rows of a tensor.
-    """
+    """Return the shape of a tensor or collection, with -1 for uneven sizes; or as rows those of a nested tensor's components."""
     if not (isinstance(tensor, Tensor) and tensor.is_nested):
         return tensor.shape
     rows = [part.shape for part in tensor.unbind()] if nested_shape or tensor.layout is torch.strided else []

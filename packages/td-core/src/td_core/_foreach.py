@@ -133,10 +133,7 @@ def expand_operands(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[lis
 
 
 def order_subclasses_first(*columns: Any) -> Sequence[int]:
-    """Return the order in which to write leaves: rows with subclasses first, since these may raise before any write.
-
-    The first column holds the leaves. The others are their operands, of which only lists matter.
-    """
+    """Return the order in which to write leaves, the first column: rows with subclasses first, since these may raise."""
     positions = range(len(columns[0]))
     if is_all_plain(*columns):
         return positions
