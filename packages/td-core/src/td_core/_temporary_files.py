@@ -185,7 +185,7 @@ class NewDirectory(_Temporary):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = os.path.realpath(path)
-        if os.path.exists(path) and not os.path.isdir(path):
+        if os.path.isfile(path):  # one question, as other saves rename a directory there
             raise NotADirectoryError(
                 f"cannot save to {path!r}, which is a file: remove it, or choose another path"
             )
