@@ -87,6 +87,9 @@ are not.
 
 Each cell is *time of td / time of the loop* (lower is better), then *time of tensordict / time of td* (higher is better).
 
+td checks all leaves before it writes the first, so that an error leaves the collection unchanged; tensordict does not, and is
+then up to a third faster: in `update_`, and in `setitem` and `replay write` of few leaves.
+
 {rows_table}
 """
 
