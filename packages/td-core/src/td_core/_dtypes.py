@@ -106,8 +106,9 @@ def dtype_beside(dtype: torch.dtype, scalar: torch.dtype) -> torch.dtype:
     # A graph cannot call torch.result_type. Only a higher category (bool, int, float, complex) promotes.
     if _category(scalar) <= _category(dtype):
         return dtype
-    if dtype.is_floating_point:
-        scalar = torch.complex32  # the lowest precision, so that the tensor with dims determines the result
+    if dtype.is_floating_point:  # the lowest precision, so that the tensor with dims determines the result
+        bcomplex = getattr(torch, "bcomplex32", torch.complex32)  # from torch 2.14 on
+        scalar = bcomplex if dtype is torch.bfloat16 else torch.complex32
     return torch.promote_types(dtype, scalar)
 
 
