@@ -20,7 +20,7 @@ from .._tensordict import TensorDict
 from .._value_codec import split
 from .._walks import visit, walk
 from ..errors import StructureError, UnsupportedOperationError
-from ..typing import NO_DEFAULT, Names, NoDefault
+from ..typing import Names
 
 
 class LiveStore(Protocol):
@@ -178,20 +178,8 @@ class LiveCollection(TensorDictBase):
     def _children(self) -> dict[str, Child]:
         return self._entries
 
-    def _with_children(
-        self,
-        children: Mapping[str, Child],
-        *,
-        batch_size: torch.Size | None = None,
-        device: torch.device | NoDefault | None = NO_DEFAULT,
-        names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> Any:
-        return make_dense(
-            dict(children),
-            self._size if batch_size is None else batch_size,
-            self._label if device is NO_DEFAULT else device,
-            self._labels if names is NO_DEFAULT else names,
-        )
+    def _with_children(self, children: Mapping[str, Child], **metadata: Any) -> Any:
+        return make_dense({}, self._size, self._label, self._labels)._with_children(children, **metadata)
 
     def _set_child(self, key: str, value: Child) -> None:
         held, path = self._entries.get(key), (*self._path, key)
