@@ -332,9 +332,11 @@ def build_nested(
                         entries[key] = value
                         fitting = shape
                         continue
-                node._set_path(key, value, prefix)
-                continue
-            content = value if type(value) is dict else None if get_content is None else get_content(value)
+                content = None
+            else:
+                content = (
+                    value if type(value) is dict else None if get_content is None else get_content(value)
+                )
             if content is None or (get_content is None and type(key) is not str):
                 node._set_path(key, value, prefix)
                 continue
