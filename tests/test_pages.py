@@ -100,3 +100,14 @@ def test_architecture_names_the_files_of_names() -> None:
     for name, file in pairs:
         texts = [source for path, source in SOURCES.items() if path.endswith(f"/{file}")]
         assert name.rpartition(".")[2] in find_names("\n".join(texts)), f"{name} in {file}"
+
+
+def test_compile_table_names_each_file_that_tests_for_a_graph() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    section = text.partition("## What is decided where for torch.compile")[2].partition("\n## ")[0]
+    rows = "".join(line for line in section.splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", rows)) - {
+        "_stored.py"
+    }  # torch calls its method in a graph
+    asking = {path for path, source in SOURCES.items() if "is_compiling()" in source}
+    assert named == {path.partition("/src/")[2].removeprefix("td_core/") for path in asking}
