@@ -328,3 +328,27 @@ def test_setitem_repeated_positions_checks_every_write() -> None:
         assert wide["a"].tolist() == [[1, 1], [1, 1], [0, 1], [0, 1]]
         with pytest.raises((StructureError, BatchSizeError)):
             td[[0, 1, 2]] = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(2, 2, 2)}, [2])
+
+
+@pytest.mark.parametrize("index", [0, slice(1, None), [1, 0], torch.tensor([False, True])], ids=str)
+@pytest.mark.parametrize(
+    "make", [lambda value: value, lambda value: {"n": value}, lambda value: {("n",): value}]
+)
+@pytest.mark.parametrize("value", [2.5, True, torch.tensor(2.5), np.float32(2.5), np.array(2.5)], ids=repr)
+def test_setitem_scalar_fills_leaves_below_key(index: Any, make: Any, value: Any) -> None:
+    leaves = {"f": torch.zeros(2, 3), "i": torch.zeros(2, dtype=torch.int64)}
+    td = TensorDict({"n": {**leaves, "m": {"e": torch.zeros(2)}}}, [2])
+    td[index] = make(value)
+    expected = {**{key: leaf.clone() for key, leaf in leaves.items()}, "e": torch.zeros(2)}
+    for leaf in expected.values():
+        leaf[index] = torch.as_tensor(value).to(leaf.dtype)
+    for path, key in ((("n", "f"), "f"), (("n", "i"), "i"), (("n", "m", "e"), "e")):
+        assert torch.equal(td[path], expected[key])
+
+
+@pytest.mark.parametrize("source", [1j, {"n": 1j}, {("n", "i"): 1j}], ids=str)
+def test_setitem_number_beyond_dtype_raises_with_key(source: Any) -> None:
+    td = TensorDict({"n": {"c": torch.zeros(2, dtype=torch.complex64), "i": torch.zeros(2)}}, [2])
+    with pytest.raises(StructureError, match=r"cannot write key \('n', 'i'\) at an index: "):
+        td[0] = source
+    assert td["n", "c"].tolist() == [0, 0] and td["n", "i"].tolist() == [0, 0]

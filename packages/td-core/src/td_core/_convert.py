@@ -20,7 +20,7 @@ from ._collection import Child, Core, convert_level, copy_leaf, get_all_entries,
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._walks import has_entries, map_levels
-from ._writes.leaf_names import describe_leaf, rephrase_error
+from ._writes.check import describe_leaf, rephrase_error
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 

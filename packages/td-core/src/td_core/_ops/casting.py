@@ -26,8 +26,7 @@ from .._plans import WholePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
 from .._walks import walk
-from .._writes.check import is_sealed
-from .._writes.leaf_names import LEAF_ERRORS, describe_leaf
+from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .device_moves import DeviceMixin

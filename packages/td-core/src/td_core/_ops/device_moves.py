@@ -20,7 +20,7 @@ from .._locking import check_unlocked_below
 from .._mapping_views import unwrap_entry
 from .._storage_backends import get_backends
 from .._walks import zip_walk
-from .._writes.leaf_names import LEAF_ERRORS, describe_leaf, rephrase_error
+from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NestedKey, NoDefault
 from .dtypes import CASTS, CastFilter, DtypeMixin, cast_some
 from .locking import do_nothing, undo_on_exit, write_back_on_exit

@@ -25,8 +25,7 @@ from .._roles import (
     unwrap_parameter,
 )
 from .._torch_private import functorch_level
-from .._writes.check import check_copied
-from .._writes.leaf_names import describe_leaf
+from .._writes.check import check_copied, describe_leaf
 from .._writes.run import Transaction
 from ..errors import KeyPathError, StructureError
 from .lazy_parameters import WITHOUT_SHAPE, stack_without_shapes, take_member

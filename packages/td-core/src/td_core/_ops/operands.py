@@ -32,8 +32,8 @@ from .._foreach import (
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
 from .._walks import has_entries, map_levels, zip_walk
+from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from .._writes.inplace import write_leaves
-from .._writes.leaf_names import LEAF_ERRORS, describe_leaf, rephrase_error
 from .._writes.run import clone_overlapping
 from ..errors import BatchSizeError
 from .broadcasting import align_pairs, expand_to_match

@@ -24,8 +24,8 @@ from .._foreach import Op, foreach, make_op
 from .._operators import OPERATIONS, Operation
 from .._plans import broadcast_shape
 from .._torch_private import foreach_kernel
+from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
-from .._writes.leaf_names import LEAF_ERRORS
 from ..errors import StructureError
 from .broadcasting import align_columns, expand_to_match
 from .operands import (

@@ -21,7 +21,7 @@ from .._dtypes import as_dtype
 from .._foreach import foreach, make_op
 from .._plans import ShapePlan, as_int, wrap_dim
 from .._walks import has_entries, visit, zip_walk
-from .._writes.leaf_names import LEAF_ERRORS, rephrase_error
+from .._writes.check import LEAF_ERRORS, rephrase_error
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
 from .dim_plans import Pair, flatten_features, make_call, make_single_dim_call, reduce_plan, scan_plan

@@ -15,8 +15,8 @@ from .._collection import Core
 from .._dtypes import keep_scalar
 from .._foreach import Op, foreach, make_op
 from .._plans import broadcast_shape
+from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
-from .._writes.leaf_names import LEAF_ERRORS
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_collections, expand_to_match
 from .operands import raise_at_leaf, reorder_like, run_each_leaf, write_result

@@ -26,7 +26,7 @@ from .._locking import check_unlocked
 from .._plans import ShapePlan, WholePlan, as_ints
 from .._torch_private import functorch_level, get_base
 from .._walks import has_entries, map_levels, visit
-from .._writes.leaf_names import LEAF_ERRORS
+from .._writes.check import LEAF_ERRORS
 from ..errors import StructureError
 from ..typing import DtypeLike, NestedKey
 from .entries import EntryMixin

@@ -26,10 +26,10 @@ from .._ragged import list_distinct_members
 from .._torch_private import functorch_level
 from .._walks import has_entries, visit
 from .._writes.check import add_path, find_expansion, find_problem, is_expanded, is_sealed
-from .._writes.index import IndexedWrite, check_broadcast, is_basic
+from .._writes.index import IndexedWrite, check_broadcast
 from .._writes.inplace import write_leaves
 from .._writes.members import split_for_members
-from .._writes.pair import try_copy_whole, try_scatter_whole
+from .._writes.pair import is_basic, try_copy_whole
 from .._writes.run import Transaction, put_value, write_at
 from .._writes.update import Update, try_merge, write_entry
 from ..errors import LockedError, StructureError
@@ -326,18 +326,12 @@ class UpdateMixin(EntryMixin):
         plan = plan_index(index, size)
         if torch.compiler.is_compiling() and isinstance(value, Core) and not is_basic(plan.index):
             check_broadcast((*plan.lead, *size[plan.n :]), value.batch_size)
-        if (
-            type(value) is dict
-            or (
-                (type(value) is type(self) or isinstance(value, Core))
-                and value.batch_size == (*plan.lead, *size[plan.n :])
-            )
-        ) and (
-            try_copy_whole(self, value, non_blocking, plan.leaf)
-            if is_basic(plan.index)
-            else try_scatter_whole(self, value, plan)
+        if type(value) is dict or (
+            (type(value) is type(self) or isinstance(value, Core))
+            and value.batch_size == (*plan.lead, *size[plan.n :])
         ):
-            return
+            if try_copy_whole(self, value, non_blocking, plan):
+                return
         writes = Transaction(non_blocking)
         IndexedWrite(writes, plan, size).read(self, value)
         writes.commit()

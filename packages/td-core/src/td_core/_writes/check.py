@@ -1,4 +1,4 @@
-"""Check a write before the first leaf is written: the conditions under which torch refuses it.
+"""Check a write before the first leaf is written: the conditions under which torch refuses it, and errors with key paths.
 
 The checks of one leaf raise an error with its key path. The checks of all leaves return False, and then the leaves are
 checked one by one. The node remembers the forms of the tensors that passed: a write of tensors of these forms compares them
@@ -7,7 +7,7 @@ in one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -26,9 +26,13 @@ from .._torch_private import (
     guard_forms,
     is_read_only_view,
 )
+from .._walks import list_holders, visit
 from ..errors import LockedError, StructureError
 
 Path = tuple[str, ...]
+
+#: Errors that torch raises for an unsupported leaf; they are raised again with the key in the message.
+LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _LAYOUT = attrgetter("layout")
@@ -68,24 +72,65 @@ def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
     check_writable(target, path, value)
     if not target.is_nested:
         check_fits(value, target.shape, path)
-        check_quantized(value, target, path)
+        if target.is_quantized:
+            check_trial(Tensor.copy_, path, "in place", target, value)
     # The shapes of nested tensors compare as unequal unless they share offsets, so compare components.
     elif not has_same_components(value, target):
         raise add_path(StructureError("its components and those of the value have different shapes"), path)
 
 
-def check_quantized(value: Tensor, target: Tensor, path: Path) -> None:
-    """Raise StructureError if an entry is quantized and torch cannot copy a value of this dtype, shape or layout into it."""
-    if target.is_quantized:
-        try:
-            target.detach().clone().copy_(value)
-        except (RuntimeError, TypeError) as error:
-            raise add_path(StructureError(str(error)), path) from error
+def check_trial(
+    write: Callable[..., object], path: Path, where: str, target: Tensor, *operands: object
+) -> None:
+    """Raise StructureError if torch refuses a write, which is tried on a copy of the target."""
+    try:
+        write(target.detach().clone(), *operands)
+    except (RuntimeError, TypeError) as error:
+        raise add_path(StructureError(str(error)), path, where) from error
 
 
 def add_path(problem: RuntimeError, path: Path, where: str = "in place") -> RuntimeError:
     """Return an error with the key of the entry that cannot be written in its message."""
     return type(problem)(f"cannot write {show_path(path)} {where}: {problem}")
+
+
+def rephrase_error(error: Exception, message: str) -> Exception:
+    """Return an error of the same type with a new message, or the error itself if its type may need other arguments."""
+    return type(error)(message) if type(error) in (*LEAF_ERRORS, LockedError) else error
+
+
+def describe_leaf(node: Core, leaf: Tensor) -> str:
+    """Return the key path of a leaf as text for messages."""
+    path = find_path(node, leaf)
+    return show_path(path) if path else "a leaf"
+
+
+def find_path(node: Any, leaf: Tensor) -> tuple[str, ...]:
+    """Return the first key path of a leaf, or () if it is not in the tree."""
+    return next(iter(_find_paths(node, leaf)), ())
+
+
+def show_keys(node: Core, leaves: list[Tensor]) -> str:
+    return " and ".join(dict.fromkeys(show_path(path) for leaf in leaves for path in _find_paths(node, leaf)))
+
+
+def _find_paths(node: Core, leaf: Tensor) -> list[tuple[str, ...]]:
+    """Return the key paths of a leaf. In a lazy stack, search the members, which hold the leaves."""
+    paths: list[tuple[str, ...]] = []
+
+    def collect(level: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
+        for holder in list_holders(level):
+            children = dict(holder._children())
+            if not children and any(own is leaf for own in holder._leaves()):
+                paths.append(path)
+            for key, child in children.items():
+                if child is leaf:
+                    paths.append((*path, key))
+                elif isinstance(child, Core):
+                    yield child, (*path, key)
+
+    visit(collect, node, ())
+    return paths
 
 
 def find_problem(target: Tensor, value: object = None, *operands: object) -> RuntimeError | None:

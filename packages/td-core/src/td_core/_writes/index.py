@@ -12,14 +12,21 @@ from torch import Tensor
 from .._coerce import NUMBERS, WRAPPED, coerce
 from .._collection import Child, Core, align_dims, check_keys, make_dense, show_path
 from .._indexing import BoundIndex, IndexPlan
-from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._torch_private import assert_in_graph
-from .._walks import get_path, has_entries, list_holders, walk_levels
+from .._walks import has_entries, list_holders
 from ..errors import BatchSizeError, StructureError
-from .check import add_path, check_fits, check_quantized, find_expansion, find_problem
-from .leaf_names import rephrase_error
-from .pair import RARELY_SCATTERED
+from .check import (
+    add_path,
+    check_copied,
+    check_fits,
+    check_trial,
+    check_writable,
+    find_expansion,
+    find_problem,
+    rephrase_error,
+)
+from .pair import RARELY_SCATTERED, is_basic, is_node, is_scalar, list_pairs
 from .run import Transaction
 
 if TYPE_CHECKING:
@@ -34,8 +41,6 @@ Level = tuple[Any, Any, Path, int | None]
 ANY = -1
 
 _ARRAYS = (Tensor, np.ndarray, list, tuple, *NUMBERS)
-
-_BASIC = {int, slice, type(None)}
 
 
 class Entries(dict[str, Any]):
@@ -63,17 +68,16 @@ class IndexedWrite:
         self.actual: set[int | None] = set()
         # Last pair of shapes that passed: skip the checks if it repeats. A set would hash symbolic sizes, which raises.
         self.fitting: tuple[torch.Size, torch.Size] | None = None
+        #: The last number, and the dtypes that can represent it.
+        self.number: tuple[object, set[torch.dtype]] = (None, set())
 
     def read(self, root: Core, value: object, dims: int | None = None) -> None:
         """Check ``value`` against ``root`` and add the writes; ``dims``: number of batch dims of new values, if known."""
         if isinstance(value, np.ndarray) and not value.ndim:
             value = value[()]
-        if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
-            self._fill(root, value)
-            return
         if isinstance(value, Core) and has_entries(value):
             value = as_rows(value, torch.Size(self.lead))
-        elif not isinstance(value, Mapping):
+        elif not (isinstance(value, Mapping) or is_scalar(value)):
             raise _source_error(value)
         self.todo.append((root, value, (), dims))
         while self.todo or self.new:
@@ -87,7 +91,7 @@ class IndexedWrite:
             stack._plan_writes(self.writes, self.index, entry, find_common_dims(self.actual, None))
 
     def _read_level(self, node: Core, source: Any, path: Path, dims: int | None) -> None:
-        """Check the entries of one node."""
+        """Check the entries of one node; a number is written into all leaves."""
         children = node._children()
         entries, aligned = source, False
         if isinstance(source, Core):
@@ -96,11 +100,13 @@ class IndexedWrite:
             dims = len(lead) if aligned else ANY if dims is None else dims
         elif isinstance(source, Entries):
             dims = ANY if dims is None else dims
-        for key, entry in dict(entries).items():
-            if type(key) is not str:
-                key, *rest = unravel_key_to_tuple(key)
-                for part in reversed(rest):
-                    entry = {part: entry}
+        elif not isinstance(source, Mapping):
+            entries = {
+                key: source
+                for key, child in children.items()
+                if isinstance(child, Tensor) or has_entries(child)
+            }
+        for key, entry in list_pairs(entries):
             target = children.get(key)
             if isinstance(target, Tensor):
                 self._read_leaf(target, entry, (*path, key), aligned)
@@ -113,43 +119,48 @@ class IndexedWrite:
 
     def _read_leaf(self, target: Tensor, entry: Any, path: Path, aligned: bool) -> None:
         """Check the value of a leaf; ``aligned``: its first dims are those of the indexed batch."""
-        if not isinstance(entry, Tensor):
-            entry = self._as_leaf(entry, target, path)
+        if isinstance(entry, NUMBERS):
+            entry = self._check_number(entry, target, path)
+        elif not isinstance(entry, Tensor):
+            entry = as_leaf(entry, target, path)
         if target.is_nested:
             self._add_components(target, entry, path)
             return
+        if isinstance(entry, Tensor) and entry.ndim:
+            entry = self._fit_dims(target, entry, path, aligned)
+        self._add(target, entry, path)
+
+    def _fit_dims(self, target: Tensor, entry: Tensor, path: Path, aligned: bool) -> Tensor:
+        """Return a value with dims that broadcast to those of the leaf at the index; StructureError if it has none."""
         lead, n = self.lead, self.n
         self.actual.add(len(lead) if aligned else count_leading_dims(entry, target.ndim - n))
         shapes = (entry.shape, target.shape)
-        if shapes != self.fitting:
-            wanted = torch.Size(lead + tuple(target.shape[n:]))
-            if torch.compiler.is_compiling() and not self.basic:
-                check_broadcast(wanted, entry.shape)
-            if aligned and entry.ndim < len(wanted):
-                entry = align_dims(entry, len(wanted), len(lead))
-            elif entry.ndim > len(wanted):
-                entry = drop_leading_ones(entry, len(wanted))
-            else:
-                self.fitting = shapes
-            check_fits(entry, wanted, path)
-        self._add(target, entry, path)
+        if shapes == self.fitting:
+            return entry
+        wanted = torch.Size(lead + tuple(target.shape[n:]))
+        if torch.compiler.is_compiling() and not self.basic:
+            check_broadcast(wanted, entry.shape)
+        if aligned and entry.ndim < len(wanted):
+            entry = align_dims(entry, len(wanted), len(lead))
+        elif entry.ndim > len(wanted):
+            entry = drop_leading_ones(entry, len(wanted))
+        else:
+            self.fitting = shapes
+        check_fits(entry, wanted, path)
+        return entry
 
-    def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
-        """Check a number or 0-d tensor against every leaf, and add the writes."""
-        tried: set[torch.dtype] = set()
-        if isinstance(value, np.generic):
-            value = value.item()
-        for _, position, entries in walk_levels(root):
-            prefix = path + get_path(position)
-            for key, child in list(entries.items()):
-                if isinstance(child, Tensor):
-                    if child.dtype not in tried and isinstance(value, NUMBERS) and not child.is_quantized:
-                        _as_number(value, child.dtype, None, (*prefix, key))
-                        tried.add(child.dtype)
-                    (self._add_components if child.is_nested else self._add)(child, value, (*prefix, key))
-                elif child._members_and_dim() is not None:
-                    child._plan_writes(self.writes, self.index, value)
-                    del entries[key]
+    def _check_number(self, number: Any, target: Tensor, path: Path) -> object:
+        """Convert a NumPy number to one of Python; StructureError if the dtype of a leaf cannot represent the number."""
+        value = number.item() if isinstance(number, np.generic) else number
+        if number is not self.number[0]:
+            self.number = number, set()
+        if target.dtype not in self.number[1] and not target.is_quantized:
+            try:
+                torch.as_tensor(value, dtype=target.dtype, device="cpu")
+            except (RuntimeError, TypeError, OverflowError) as error:
+                raise add_path(StructureError(str(error)), path, "at an index") from error
+            self.number[1].add(target.dtype)
+        return value
 
     def _add(self, target: Tensor, value: object, path: Path) -> None:
         """Add one write into a leaf; for a basic index, into the view that it selects."""
@@ -164,18 +175,19 @@ class IndexedWrite:
                 target = target[self.index]
             except (RuntimeError, TypeError) as error:
                 raise rephrase_error(error, f"cannot write {show_path(path)} at an index: {error}") from error
-            if isinstance(value, Tensor):
-                check_quantized(value, target, path)
-        else:
-            _check_scatter(target, path)
+            if isinstance(value, Tensor) and target.is_quantized:
+                check_trial(Tensor.copy_, path, "in place", target, value)
+        elif target.dtype in RARELY_SCATTERED:
+            nothing = torch.empty(0, dtype=target.dtype, device=target.device)
+            nowhere = torch.empty(0, dtype=torch.int64, device="cpu")
+            check_trial(Tensor.__setitem__, path, "at positions", nothing, nowhere, nothing)
         if (problem := find_expansion(target)) is not None:
             raise add_path(problem, path)
         self.writes.copy(target, value, path, self.place)
 
     def _add_components(self, target: Tensor, value: object, path: Path) -> None:
         """Add the writes into the components of a nested tensor that the index selects."""
-        if (problem := find_problem(target)) is not None:
-            raise add_path(problem, path)
+        check_writable(target, path)
         positions = torch.arange(target.size(0), device=target.device)[self.index]
         if positions.ndim > 1:
             raise StructureError(
@@ -194,80 +206,78 @@ class IndexedWrite:
                 )
         for row, part in zip(rows, values, strict=True):
             if isinstance(part, Tensor):
-                if (problem := find_problem(row, part)) is not None:
-                    raise add_path(problem, path)
-                check_fits(part, row.shape, path)
+                check_copied(row, path, part)
             self.writes.copy(row, part, path)
 
     def _read_node(self, node: Core, key: str, target: Any, entry: Child, path: Path) -> None:
         """Check the value of a nested node, whose entries are read next, or of a value node."""
-        stacked, is_level = target._members_and_dim() is not None, has_entries(target)
-        if isinstance(entry, NUMBERS) and is_level:
-            if stacked:
-                target._plan_writes(self.writes, self.index, entry)
-            else:
-                self._fill(target, entry, path)
-            return
-        if not isinstance(entry, (Core, Mapping)):
-            entry = coerce(entry, torch.Size(self.lead), target.device, path)
-        if (not isinstance(entry, Core) or has_entries(entry)) != is_level or isinstance(entry, Tensor):
-            raise StructureError(
-                f"cannot write {show_path(path)} at an index: it is a {type(target).__name__}, the value a "
-                f"{type(entry).__name__}"
-            )
+        is_level = has_entries(target)
+        if not (is_level and is_scalar(entry)):
+            if not isinstance(entry, (Core, Mapping)):
+                entry = coerce(entry, torch.Size(self.lead), target.device, path)
+            if isinstance(entry, Tensor) or is_node(entry) is not is_level:
+                raise form_error(target, entry, path)
         if not is_level:
             check_fits(entry, torch.Size((*self.lead, *target.batch_size[self.n :])), path)
             self.writes.put(node, key, target, self.index, entry)
-        elif stacked:
+        elif target._members_and_dim() is not None:
             self.stacks.append((target, entry))
         else:
             self.todo.append((target, entry, path, None))
-
-    def _as_leaf(self, entry: Child, target: Tensor, path: Path) -> Tensor:
-        if isinstance(entry, NUMBERS):
-            return _as_number(entry, target.dtype, target.device, path)
-        leaf = entry if isinstance(entry, (Core, Mapping)) else coerce(entry, torch.Size(), None, path)
-        _check_dims(leaf, path)
-        if not isinstance(leaf, Tensor):
-            raise StructureError(
-                f"cannot write {show_path(path)} at an index: it is a tensor, the value a {type(leaf).__name__}"
-            )
-        return leaf
 
     def _make(self, node: Core, entry: Any, path: Path, dims: int | None) -> None:
         """Create a new entry and add its write: zeros of the full batch size, or a new node whose entries are read next."""
         key, batch, device = path[-1], node.batch_size, node.device
         lead = torch.Size((*self.lead, *batch[self.n :]))
+        size, is_split = batch, has_free_entries(entry, lead)
+        if not is_split:
+            entry = as_new_rows(entry, lead, dims, device, path, len(batch) - self.n)
+            _check_dims(entry, path)
+            if isinstance(entry, Tensor) and entry.is_nested:
+                raise StructureError(
+                    f"cannot make {show_path(path)} at an index: it is a nested tensor, which says nothing of the sizes "
+                    "elsewhere; use set()"
+                )
+            size = batch + tuple(entry.shape[len(lead) :])
         made: Any
-        if isinstance(entry, Mapping) or (
-            isinstance(entry, Core) and has_entries(entry) and entry.batch_size[: len(lead)] != lead
-        ):
-            made = _make_empty_like(entry, batch, device)
-            self.todo.append((made, entry, path, dims))
-            self.writes.change(node._set_child, key, made)
-            return
-        entry = as_new_rows(entry, lead, dims, device, path, len(batch) - self.n)
-        _check_dims(entry, path)
-        if isinstance(entry, Tensor) and entry.is_nested:
-            raise StructureError(
-                f"cannot make {show_path(path)} at an index: it is a nested tensor, which says nothing of the sizes "
-                "elsewhere; use set()"
-            )
-        size = batch + tuple(entry.shape[len(lead) :])
         if isinstance(entry, Tensor):
             made = entry.new_zeros(size)
             self._add(made, entry, path)
-        elif not has_entries(entry):
+        elif is_split or has_entries(entry):
+            made = _make_empty_like(entry, size, device)
+            self.todo.append((made, entry, path, dims))
+        else:
             try:
                 made = entry._with_children(entry._children(), batch_size=size, names=None)
             except BatchSizeError:  # it holds one value per element, so the other positions become None
                 level: Any = coerce(None, size, device, path)
                 self.writes.put(node, key, level, self.index, entry)
                 return
-        else:
-            made = _make_empty_like(entry, size, device)
-            self.todo.append((made, entry, path, dims))
         self.writes.change(node._set_child, key, made)
+
+
+def has_free_entries(entry: Any, lead: torch.Size) -> bool:
+    """Return True for a mapping, and for a node whose batch size does not start with ``lead``: its entries broadcast."""
+    if isinstance(entry, Core):
+        return has_entries(entry) and entry.batch_size[: len(lead)] != lead
+    return isinstance(entry, Mapping)
+
+
+def as_leaf(entry: Child, target: Tensor, path: Path) -> Tensor:
+    """Convert the value of a leaf to a tensor; StructureError if it is a node or has first-class dims."""
+    leaf = entry if isinstance(entry, (Core, Mapping)) else coerce(entry, torch.Size(), None, path)
+    _check_dims(leaf, path)
+    if not isinstance(leaf, Tensor):
+        raise form_error(target, leaf, path)
+    return leaf
+
+
+def form_error(target: Child, value: object, path: Path) -> StructureError:
+    """Return the error for a value that is not of the form of its entry: a leaf, a node or a value."""
+    what = "tensor" if isinstance(target, Tensor) else type(target).__name__
+    return StructureError(
+        f"cannot write {show_path(path)} at an index: it is a {what}, the value a {type(value).__name__}"
+    )
 
 
 def _check_dims(entry: object, path: Path) -> None:
@@ -285,16 +295,6 @@ def _source_error(value: object) -> StructureError:
     return StructureError(
         f"a collection takes a collection of entries, a mapping or a number at an index; got {what}"
     )
-
-
-def _check_scatter(target: Tensor, path: Path) -> None:
-    """Raise StructureError if torch cannot write into a leaf at positions."""
-    if target.dtype in RARELY_SCATTERED:
-        nothing = torch.empty(0, dtype=target.dtype, device=target.device)
-        try:
-            nothing[torch.empty(0, dtype=torch.int64, device="cpu")] = nothing.clone()
-        except RuntimeError as error:
-            raise add_path(StructureError(str(error)), path, "at positions") from error
 
 
 def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
@@ -388,19 +388,3 @@ def check_broadcast(wanted: Sequence[object], provided: Sequence[object]) -> Non
     if len(wanted) == len(provided):
         for a, b in zip(wanted, provided):
             assert_in_graph((a == b) | (b == 1))
-
-
-def _as_number(value: object, dtype: torch.dtype, device: torch.device | None, path: Path) -> Tensor:
-    """Convert a number to a scalar tensor of the dtype of a leaf; StructureError if the dtype cannot represent it."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    try:
-        return torch.as_tensor(value, dtype=dtype, device=device)
-    except (RuntimeError, TypeError, OverflowError) as error:
-        raise StructureError(f"cannot write {show_path(path)} at an index: {error}") from error
-
-
-def is_basic(index: Any) -> bool:
-    """Return True if an index is basic: ints, slices and None, which select a view."""
-    items = index if type(index) is tuple else (index,)
-    return {*map(type, items)} <= _BASIC

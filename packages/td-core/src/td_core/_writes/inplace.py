@@ -26,17 +26,21 @@ from .._ragged import get_display_shape
 from .._torch_private import functorch_level
 from ..errors import StructureError
 from .check import (
+    LEAF_ERRORS,
     add_path,
     are_writable,
+    describe_leaf,
     find_expansion,
+    find_path,
     find_problem,
     has_passed,
     have_same_sizes,
     is_all_contiguous,
     needs_grad,
     remember,
+    rephrase_error,
+    show_keys,
 )
-from .leaf_names import LEAF_ERRORS, describe_leaf, find_path, rephrase_error, show_keys
 from .run import has_overlap, is_overlapping
 
 #: What decides, besides the shape, whether torch can combine tensors.

@@ -8,27 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._coerce import NUMBERS, build_nested, coerce
+from .._coerce import build_nested, coerce
 from .._collection import Child, Core
 from .._dim_names import refuse_repeated
 from .._indexing import plan_index
-from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._ops.uneven import uneven_plans
 from .._plans import compute_coordinates
 from .._shape_plans import unbind_plan
-from .._walks import has_entries, list_holders, list_state_nodes, visit
+from .._walks import list_holders, list_state_nodes, visit
 from ..errors import BatchSizeError, CycleError, StructureError
 from .check import check_fits
 from .index import (
     ANY,
     Entries,
+    as_leaf,
     as_new_rows,
     as_rows,
     count_leading_dims,
     drop_leading_ones,
     find_common_dims,
+    form_error,
+    has_free_entries,
 )
+from .pair import is_scalar, list_pairs
 
 Part = tuple[Any, Any, Any]
 Path = tuple[str, ...]
@@ -93,7 +96,7 @@ def _split_uneven(stack: Any, index: object, value: object) -> Iterator[Part]:
     members = stack.tensordicts
     item = isinstance(picks, int)
     chosen = [picks] if item else list(picks)
-    if item or isinstance(value, NUMBERS) or (isinstance(value, Tensor) and not value.ndim):
+    if item or is_scalar(value):
         parts: Any = [value] * len(chosen)
     elif isinstance(value, Core) and dim < len(value.batch_size) and value.batch_size[dim] == len(chosen):
         parts = value.unbind(dim)
@@ -117,73 +120,51 @@ def _split_broadcast(value: Any, stack: Core, lead: torch.Size, dims: int | None
     if dims is None and isinstance(value, Entries):
         dims = ANY
     new: list[tuple[Any, Path]] = []
-    result: set[int | None] = set()
+    counts: set[int | None] = set()
 
-    def pair(source: Mapping[Any, Any], prefix: Path) -> Iterator[tuple[Mapping[Any, Any], Path]]:
-        for key, entry in source.items():
-            path = (*prefix, *unravel_key_to_tuple(key))
-            target = _peek_target(stack, path)
-            if target is None:
+    def pair(node: Any, source: Any, prefix: Path) -> Iterator[tuple[Any, Any, Path]]:
+        for key, entry in list_pairs(_get_entries(source)):
+            path = (*prefix, key)
+            try:
+                target = node._peek_child(key)
+            except KeyError:
                 new.append((entry, path))
-            elif _is_level(entry, lead) and not isinstance(target, Tensor):
-                yield _entries(entry), path
+                continue
+            if isinstance(target, Core) and has_free_entries(entry, lead):
+                yield target, entry, path
+            elif is_scalar(entry) or (isinstance(target, Tensor) and isinstance(entry, (Core, Mapping))):
+                shared[path] = entry
             elif isinstance(target, Tensor):
-                wide = _expand_value(entry, _count_feature_dims(stack, path), lead, path, result)
-                (shared if wide is None else split)[path] = entry if wide is None else wide
+                tail = _count_dims(node, key) - len(stack.batch_size)
+                leaf = as_leaf(entry, target, path)
+                counts.add(count_leading_dims(leaf, tail))
+                split[path] = _expand_value(leaf, tail, lead, path)
+            elif isinstance(entry := coerce(entry, lead, stack.device, path), Tensor):
+                raise form_error(target, entry, path)
             else:
-                (shared if isinstance(entry, NUMBERS) else split)[path] = entry
+                split[path] = entry
 
-    visit(pair, value, ())
+    visit(pair, stack, value, ())
     for entry, path in new:
-        if _is_level(entry, lead):
-            new += [(below, (*path, *unravel_key_to_tuple(key))) for key, below in _entries(entry).items()]
+        if has_free_entries(entry, lead):
+            new += [(below, (*path, key)) for key, below in list_pairs(_get_entries(entry))]
         else:
-            split[path] = as_new_rows(entry, lead, find_common_dims(result, dims), stack.device, path)
+            split[path] = as_new_rows(entry, lead, find_common_dims(counts, dims), stack.device, path)
     return [*([build_nested(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
 
 
-def _is_level(entry: Child, lead: torch.Size) -> bool:
-    """Return True for a dict, and for a node whose batch size does not start with ``lead``: its entries are split one by one."""
-    if isinstance(entry, Core):
-        return has_entries(entry) and entry.batch_size[: len(lead)] != lead
-    return isinstance(entry, Mapping)
-
-
-def _entries(level: Any) -> Mapping[Any, Any]:
+def _get_entries(level: Any) -> Mapping[Any, Any]:
     return level._children() if isinstance(level, Core) else level
 
 
-def _peek_target(stack: Any, path: Path) -> Any:
-    """Return the entry of a lazy stack for reading only, or None if a member lacks it."""
-    node = stack
-    for key in path:
-        try:
-            node = node._peek_child(key)
-        except (KeyError, AttributeError):
-            return None
-    return node
+def _count_dims(node: Core, key: str) -> int:
+    """Return the number of dims of a leaf, which the members of a lazy stack hold with fewer dims."""
+    holder: Any = list_holders(node)[0]
+    return int(holder._children()[key].ndim) + len(node.batch_size) - len(holder.batch_size)
 
 
-def _count_feature_dims(stack: Any, path: Path) -> int:
-    """Return the number of feature dims of a leaf in a lazy stack."""
-    node, dims = stack, -len(stack.batch_size)
-    for key in path:
-        holder = list_holders(node)[0]
-        dims += len(node.batch_size) - len(holder.batch_size)
-        node = holder._children()[key]
-    return dims + int(node.ndim)
-
-
-def _expand_value(
-    entry: Child, tail: int, lead: torch.Size, path: Path, actual: set[int | None]
-) -> Tensor | None:
-    """Expand a value to ``lead`` plus ``tail`` feature dims; None for scalars and nodes. Add its lead dim count to ``actual``."""
-    if isinstance(entry, (Core, Mapping, *NUMBERS)):
-        return None
-    leaf = coerce(entry, torch.Size(), None, path)
-    if not isinstance(leaf, Tensor) or leaf.ndim == 0:
-        return None
-    actual.add(count_leading_dims(leaf, tail))
+def _expand_value(leaf: Tensor, tail: int, lead: torch.Size, path: Path) -> Tensor:
+    """Expand a value to the batch dims ``lead`` and ``tail`` feature dims."""
     leaf = drop_leading_ones(leaf, len(lead) + tail)
     # torch aligns shapes at the last dim, so insert the missing leading dims.
     leaf = leaf[(None,) * (len(lead) + tail - leaf.ndim)]

@@ -1,23 +1,27 @@
-"""Write all leaves of a tree in one call, if it has the keys of the source and each leaf is plain and fits its value.
+"""Pair the entries of a target with those of a source, and write all leaves in one call if each is plain and fits its value.
 
-Each function returns False, with nothing written, if the general path has to pair, check and write the leaves.
+A function that tries a write returns False, with nothing written, if the general path has to pair, check and write the leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .._coerce import NUMBERS
 from .._collection import Core
 from .._dtypes import ROWS
 from .._foreach import PLAIN
 from .._indexing import BoundIndex, IndexPlan
+from .._keys import unravel_key_to_tuple
 from .._storage_backends import get_backends
 from .._torch_private import functorch_level, plain_results
+from .._walks import has_entries
 from .check import (
     are_copyable,
     are_writable,
@@ -35,17 +39,53 @@ RARELY_SCATTERED = frozenset(dtype for dtype, row in ROWS.items() if "scatter" i
 _DTYPE = attrgetter("dtype")
 _SHAPE = attrgetter("shape")
 _NO_DISPATCH = Tensor.__torch_dispatch__
+_BASIC = {int, slice, type(None)}
 
 # Comparing all keys of two nodes at once is faster only above about this many entries.
 _FEW = 8
 
 
+class Through(dict[str, Any]):
+    """A nested key as a one-entry dict. Unlike a dict value, an update does not replace a leaf on its path by it."""
+
+
+def list_pairs(items: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Iterate over the entries of a mapping by their first keys; the entry of a nested key becomes a dict."""
+    for key, value in dict(items).items():
+        if type(key) is not str:
+            key, *rest = unravel_key_to_tuple(key)
+            for part in reversed(rest):
+                value = Through({part: value})
+        yield key, value
+
+
+def is_node(value: object) -> bool:
+    """Return True for a mapping, and for a collection of entries."""
+    # Check the most common type first: isinstance with the abstract class Mapping is slow.
+    if isinstance(value, Tensor):
+        return False
+    return isinstance(value, Mapping) or (isinstance(value, Core) and has_entries(value))
+
+
+def is_scalar(value: object) -> bool:
+    """Return True for a number, and for a tensor or array without dims."""
+    return isinstance(value, NUMBERS) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0)
+
+
+def is_basic(index: Any) -> bool:
+    """Return True if an index is basic: ints, slices and None, which select a view."""
+    items = index if type(index) is tuple else (index,)
+    return {*map(type, items)} <= _BASIC
+
+
 def try_copy_whole(
-    target: Core, source: object, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
+    target: Core, source: object, non_blocking: bool = False, plan: IndexPlan | None = None
 ) -> bool:
-    """Copy all leaves of a collection or dict in one fused call; ``view`` maps a leaf to the view that is written."""
+    """Copy all leaves of a collection or dict, in one fused call if a plan is not of positions or a mask."""
     leaves, values = _pair_leaves(target, source)
-    return try_copy_leaves(target, leaves, source, values, non_blocking, view)
+    if plan is None or is_basic(plan.index):
+        return try_copy_leaves(target, leaves, source, values, non_blocking, plan)
+    return _try_scatter(target, leaves, values, plan)
 
 
 def try_copy_leaves(
@@ -54,36 +94,51 @@ def try_copy_leaves(
     source: Any,
     values: list[Any],
     non_blocking: bool = False,
-    view: Callable[[Tensor], Tensor] | None = None,
+    plan: IndexPlan | None = None,
 ) -> bool:
-    """Copy the values of a source into the leaves of a target in one fused call."""
+    """Copy the values of a source into the leaves of a target, or into their views at a basic index, in one fused call."""
+    if plan is not None:
+        leaves = _take_views(leaves, plan)
     if not leaves or functorch_level() is not None:
         return False
-    if view is not None:
-        # The element of a sparse leaf is a copy, so a write to it would be lost.
-        if not (is_all_contiguous(leaves) or is_all_strided(leaves)):
-            return False
-        try:
-            leaves = list(map(view, leaves))
-        except RuntimeError:
-            return False
-    both = [*values, *leaves]
-    if torch.compiler.is_compiling() or not has_passed(target, "copy", both):
-        if not (are_writable(leaves) and are_copyable(values) and have_same_sizes(leaves, values)):
-            return False
-        remember(target, "copy", both)
+    if not _can_write(target, "copy", leaves, values, have_same_sizes):
+        return False
     for item in get_backends(target) if type(source) is not dict and isinstance(source, Core) else ():
         if item.write(target, source, leaves, values, non_blocking):
             return True
     return try_copy_fused(leaves, values, non_blocking)
 
 
-def try_scatter_whole(target: Core, source: object, plan: IndexPlan) -> bool:
+def _take_views(leaves: list[Tensor], plan: IndexPlan) -> list[Tensor]:
+    """Return the views of all leaves at a basic index; an empty list if one has none."""
+    # The element of a sparse leaf is a copy, so a write to it would be lost.
+    if not (is_all_contiguous(leaves) or is_all_strided(leaves)):
+        return []
+    try:
+        return list(map(plan.leaf, leaves))
+    except RuntimeError:
+        return []
+
+
+def _try_scatter(target: Core, leaves: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
     """Write all leaves at an index tensor or mask."""
-    leaves, values = _pair_leaves(target, source)
     if torch.compiler.is_compiling() or functorch_level() is not None or not leaves:
         return False
-    if not _can_scatter(target, leaves, values, plan):
+    lead, n = plan.lead, plan.n
+
+    def fit(leaves: list[Tensor], values: list[Tensor]) -> bool:
+        try:
+            pairs = list(zip(map(_SHAPE, leaves), map(_SHAPE, values)))
+        except RuntimeError:
+            return False  # reading the shape of a strided nested tensor raises
+        return RARELY_SCATTERED.isdisjoint(map(_DTYPE, leaves)) and all(
+            right == (*lead, *left[n:]) for left, right in pairs
+        )
+
+    # The batch dims of tensors that passed earlier fit each other, so the first pair is enough.
+    if not _can_write(target, "scatter", leaves, values, fit):
+        return False
+    if values[0].shape != (*lead, *leaves[0].shape[n:]):
         return False
     plan.check_range()
     place = BoundIndex(plan.index)
@@ -95,23 +150,16 @@ def try_scatter_whole(target: Core, source: object, plan: IndexPlan) -> bool:
     return True
 
 
-def _can_scatter(node: Core, leaves: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
-    """Return True if ``leaf[index] = value`` writes all leaves correctly, or raises so that the general path takes over."""
-    lead, n, both = plan.lead, plan.n, [*values, *leaves]
-    if has_passed(node, "scatter", both):
-        # The batch dims of these tensors fit each other, so the first pair is enough.
-        return bool(values[0].shape == (*lead, *leaves[0].shape[n:]))
-    if not (are_writable(leaves) and are_copyable(values)):
+def _can_write(
+    target: Core, check: str, leaves: list[Tensor], values: list[Any], fit: Callable[..., bool]
+) -> bool:
+    """Return True if torch can write all values into the leaves, or could at an earlier write of the same forms."""
+    both = [*values, *leaves]
+    if not torch.compiler.is_compiling() and has_passed(target, check, both):
+        return True
+    if not (are_writable(leaves) and are_copyable(values) and fit(leaves, values)):
         return False
-    if not RARELY_SCATTERED.isdisjoint(map(_DTYPE, leaves)):
-        return False
-    try:
-        wanted, given = list(map(_SHAPE, leaves)), list(map(_SHAPE, values))
-    except RuntimeError:
-        return False  # reading the shape of a strided nested tensor raises
-    if any(right != (*lead, *left[n:]) for right, left in zip(given, wanted)):
-        return False
-    remember(node, "scatter", both)
+    remember(target, check, both)
     return True
 
 
@@ -145,7 +193,9 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
             if type(entry) in PLAIN:
                 add(entry)
                 add_value(value)
-            elif type(entry) is kind is type(value) or _is_node_pair(entry, value):
+            elif type(entry) is kind is type(value) or (
+                isinstance(entry, Core) and not entry._is_value and is_node(value)
+            ):
                 todo.append((entry, value))
             elif (entry := _as_plain(entry, value)) is not None:
                 add(entry)
@@ -170,10 +220,3 @@ def _as_plain(entry: Any, value: object) -> Tensor | None:
     ):
         return Tensor.detach(entry)  # indexing a tensor subclass would also run the code of the subclass
     return None
-
-
-def _is_node_pair(entry: Any, value: object) -> bool:
-    """Return True if ``entry`` is a node with entries, and ``value`` is such a node or a dict."""
-    if not isinstance(entry, Core) or entry._is_value:
-        return False
-    return type(value) is dict or (isinstance(value, Core) and not value._is_value)

@@ -17,7 +17,7 @@ from .._collection import Core, copy_leaf, show_path
 from .._foreach import PLAIN, Op, foreach, make_op, order_subclasses_first
 from .._indexing import BoundIndex
 from .._ops.shared_memory import group_overlapping, is_dense, may_share_memory
-from .leaf_names import rephrase_error
+from .check import rephrase_error
 
 Path = tuple[str, ...]
 

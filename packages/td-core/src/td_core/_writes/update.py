@@ -24,7 +24,6 @@ from .._collection import (
 )
 from .._dim_names import inherit_names
 from .._foreach import PLAIN
-from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ops.key_trees import KeyTree, filter_entries, parse_requested_keys
@@ -34,17 +33,13 @@ from .._walks import has_entries
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
 from .check import check_copied, is_sealed
-from .pair import try_copy_whole
+from .pair import Through, is_node, list_pairs, try_copy_whole
 from .run import Transaction
 
 Path = tuple[str, ...]
 
 #: Target node, source node or mapping, requested keys (None for all), and key path.
 Level = tuple[Any, Any, Any, Path]
-
-
-class _Through(dict[str, Any]):
-    """A nested key as a one-entry dict. Unlike a dict value, it raises instead of replacing a leaf on its path."""
 
 
 class Update:
@@ -76,7 +71,7 @@ class Update:
         self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None = None, path: Path = ()
     ) -> None:
         """Check the entries of a source under ``keys`` (None for all), and add their writes. ``path`` is that of the root."""
-        if not _is_node(source):
+        if not is_node(source):
             raise TypeError(
                 f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
             )
@@ -148,7 +143,7 @@ class Update:
 
     def _is_merged(self, current: object, value: object, below: object) -> bool:
         """Return True if the entries of a value are merged into those of an existing node."""
-        if current is None or not has_entries(current) or not _is_node(value):
+        if current is None or not has_entries(current) or not is_node(value):
             return False
         # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
         return below is not None or not self._is_whole(value)
@@ -230,7 +225,7 @@ class Update:
 
     def _is_whole(self, value: Any) -> bool:
         """Return True if a node replaces an existing one instead of being merged into it."""
-        return self.is_leaf is not None and type(value) is not _Through and self.is_leaf(type(value))
+        return self.is_leaf is not None and type(value) is not Through and self.is_leaf(type(value))
 
     def _resize(self, node: Core, source: Core, path: Path) -> torch.Size:
         """Return the batch size of a node after the update, and add its change; BatchSizeError if another entry does not fit."""
@@ -250,7 +245,7 @@ class Update:
 
 def _check_through(current: object, value: object, path: Path) -> None:
     """Raise KeyThroughLeafError if a nested key passes through a leaf or value."""
-    if type(value) is _Through and current is not None and not has_entries(current):
+    if type(value) is Through and current is not None and not has_entries(current):
         raise KeyThroughLeafError(
             f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
         )
@@ -259,23 +254,12 @@ def _check_through(current: object, value: object, path: Path) -> None:
 def _list_requested(
     items: Mapping[Any, Any], wanted: KeyTree | None
 ) -> Iterator[tuple[str, Any, KeyTree | None]]:
-    """Iterate over the requested entries: key, value, and the requested keys below it. A nested key becomes a dict."""
-    for key, value in dict(items).items():
-        if type(key) is not str:
-            key, *rest = unravel_key_to_tuple(key)
-            for part in reversed(rest):
-                value = _Through({part: value})
+    """Iterate over the requested entries: key, value, and the requested keys below it."""
+    for key, value in list_pairs(items):
         if wanted is None:
             yield key, value, None
-        elif key in wanted and (wanted[key] is None or _is_node(value)):  # a leaf has no entries below
+        elif key in wanted and (wanted[key] is None or is_node(value)):  # a leaf has no entries below
             yield key, value, wanted[key]
-
-
-def _is_node(value: object) -> bool:
-    # Check the most common type first: isinstance with the abstract class Mapping is slow.
-    if isinstance(value, Tensor):
-        return False
-    return isinstance(value, Mapping) or (isinstance(value, Core) and has_entries(value))
 
 
 def _is_stack_needed(held: Any, value: Any) -> bool:
