@@ -53,6 +53,9 @@ Undo = Callable[[Any], Any]
 Walked = Any  # Any avoids casts: most callers handle only one of the four forms of a treedef
 
 
+#: Classes of nodes that represent one leaf, which ``_unwrap`` returns, and have an instance; mostly empty.
+LEAF_KINDS: set[type] = set()
+
 #: Value of ``_locked`` if a storage backend locked the node, and not the user.
 ATTACHED = "attached"
 
@@ -128,7 +131,6 @@ class Core(ABC):
         ) -> None: ...
         def _index(self, index: object) -> Any: ...
 
-        _get_as: Callable[..., object]
         _set_names: Callable[[Names | None], None]
         apply: Callable[..., Any]
         copy_: Callable[..., Self]
@@ -141,6 +143,7 @@ class Core(ABC):
         def lock_(self) -> Self: ...
 
         named_apply: Callable[..., Any]
+        requires_grad_: Callable[..., Self]
         select: Callable[..., Self]
         to: Callable[..., Self]
         tolist: Callable[..., Any]
@@ -230,16 +233,9 @@ class Core(ABC):
         """Return the result of ``parent[key]`` for this entry: the value of a value node, otherwise the node itself."""
         return self
 
-    def _as_leaf(self) -> Child:
-        """Return the leaf that this node represents, such as an unbatched tensor, or the node itself."""
-        return self
-
     def _get_writable(self, key: str) -> Child:
         """Return ``_get_child(key)``, wrapped so that entries set in it are converted as in this node."""
         return self._get_child(key)
-
-    def _keep_shown(self) -> None:  # noqa: B027  # most kinds need no change
-        """Replace the leaf by the tensor that ``_unwrap`` returns, before an operation changes the leaf itself."""
 
     def _inner(self) -> Core:
         """Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself."""
@@ -271,10 +267,6 @@ class Core(ABC):
     def _compare(self, other: object, single: Callable[..., object]) -> Child | None:
         """Compare values elementwise with ``torch.eq`` or ``torch.ne``. Return None if only the entries can be compared."""
         return None
-
-    def _has_equal_values(self, other: object) -> bool:
-        """Return True if another value node certainly holds the same values."""
-        return False
 
     def _peek_child(self, key: str) -> Child:
         """Return an entry of the same class as ``_get_child(key)``, for reading keys only. Raise KeyError if missing."""
@@ -423,6 +415,11 @@ def convert_level(kind: CoreT, level: Core) -> CoreT:
 def get_tree_children(item: object) -> Sequence[Child]:
     """Return the children of a node, for a lazy stack the members; an empty list for a leaf or any other object."""
     return () if type(item) in PLAIN or not isinstance(item, Core) else item._tree_children()
+
+
+def unwrap_entry(child: Any) -> Any:
+    """Return the leaf that a node represents; any other entry unchanged."""
+    return child._unwrap() if type(child) in LEAF_KINDS else child
 
 
 def replace_leaves(node: CoreT, leaves: Iterator[Tensor]) -> CoreT:
@@ -618,7 +615,7 @@ def check_same_leaves(
     for left, right in ((wanted, actual), (actual, wanted)):
         for key, child in dict(left).items():
             if key not in right and (
-                isinstance(child, Tensor) or has_entries(child) or child._as_leaf() is not child
+                isinstance(child, Tensor) or has_entries(child) or type(child) in LEAF_KINDS
             ):
                 check_same_keys(wanted, actual, path)
 

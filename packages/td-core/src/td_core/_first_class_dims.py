@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ._base import TensorCollection
-from ._collection import Child, Core, leaf_node_mismatch_error
+from ._collection import LEAF_KINDS, Child, Core, leaf_node_mismatch_error
 from ._indexing import IndexPlan
-from ._mapping_views import LEAF_KINDS
 from ._nodes import KINDS, NodeKind
 from ._plan_steps import Along, Shape, Step, Whole
 from ._plans import ShapePlan
 from ._pytree import register
+from ._repr import PrintedNode
 from ._shape_plans import stack_plan
 from ._torch_private import pytree
 from .errors import BatchSizeError, CollectionIndexError, KeyPathError, StructureError
@@ -155,11 +155,8 @@ class DimEntry(TensorCollection):
     def _unwrap(self) -> Any:
         return self._leaf.held
 
-    def _as_leaf(self) -> Any:
-        return self._leaf.held
-
-    def _print_entry(self) -> str:
-        return f"with dims {self._leaf.held.dims}"
+    def _print_node(self) -> PrintedNode:
+        return PrintedNode([], text=f"with dims {self._leaf.held.dims}")
 
     def _flatten_leaves(self, out: list[Tensor]) -> list[object]:
         out.append(self._leaf)

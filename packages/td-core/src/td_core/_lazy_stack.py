@@ -23,6 +23,7 @@ from ._collection import (
     missing_key_error,
     register_lazy_stack,
     show_path,
+    unwrap_entry,
 )
 from ._devices import as_device
 from ._dim_names import names_of_stack, refuse_repeated
@@ -32,6 +33,7 @@ from ._lazy_stack_ops import LazyStackOps
 from ._locking import check_unlocked
 from ._mapping_views import StackedEntries
 from ._ops.batch_size import as_batch_size
+from ._ops.entries import NOT_GIVEN, parse_get_options
 from ._ops.uneven import make_empty_like, transform_uneven, uneven_index
 from ._plan_steps import Along, remove_size
 from ._plans import MultiPlan, ShapePlan
@@ -322,11 +324,28 @@ class LazyStackedTensorDict(LazyStackOps):
             return first
         return first._stack_lazily(entries, self._stack_dim)
 
-    def _get_as(self, key: NestedKey, default: Any, **form: Any) -> object:
-        """Return a ragged entry in the requested form, see :func:`convert_form`."""
-        results = [get_member_entry(member, key, form) for member in self._members]
-        missing = not results or any(entry is NO_DEFAULT for entry in results)
-        return convert_form(key, None if missing else results, self._stack_dim, default, **form)
+    def get(self, key: NestedKey, *args: object, **kwargs: Any) -> Any:
+        """Return the entry ``key``, stacked or in the given form; see :meth:`TensorCollection.get`.
+
+        >>> stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
+        >>> stack.get("a", as_padded_tensor=True, padding_value=-1.0)
+        tensor([[ 0., -1.],
+                [ 0.,  0.]])
+        """
+        if kwargs:
+            default, form = parse_get_options(args, kwargs)
+            if form:
+                results = [get_member_entry(member, key, form) for member in self._members]
+                missing = not results or any(entry is NO_DEFAULT for entry in results)
+                default = None if default is NOT_GIVEN else default
+                return convert_form(key, None if missing else results, self._stack_dim, default, **form)
+            args = () if default is NOT_GIVEN else (default,)
+        elif type(key) is str:
+            try:
+                return unwrap_entry(self._get_child(key))
+            except KeyError:
+                pass
+        return super().get(key, *args)
 
     def get_nestedtensor(
         self, key: NestedKey, default: object = NO_DEFAULT, *, layout: torch.layout | None = None
@@ -345,7 +364,7 @@ class LazyStackedTensorDict(LazyStackOps):
         >>> [part.shape for part in items.get_nestedtensor("a", layout=torch.jagged).unbind()]
         [torch.Size([1]), torch.Size([2])]
         """
-        value = self._get_as(key, NO_DEFAULT, as_nested_tensor=True, layout=layout or torch.strided)
+        value = self.get(key, NO_DEFAULT, as_nested_tensor=True, layout=layout or torch.strided)
         if value is not NO_DEFAULT:
             return value
         if default is NO_DEFAULT:

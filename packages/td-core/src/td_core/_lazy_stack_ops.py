@@ -13,12 +13,12 @@ from ._coerce import coerce
 from ._collection import Child, Core, make_lazy_stack, show_path
 from ._locking import check_unlocked
 from ._plan_steps import remove_size
-from ._repr import PrintedLeaf, PrintedMembers, PrintedNode, merge_descriptions
+from ._repr import PrintedMembers, PrintedNode, merge_fields
 from ._walks import has_entries, map_levels
 from ._writes.members import Part, split_for_members
 from ._writes.run import Transaction
 from ._writes.update import Update
-from .errors import BatchSizeError, StructureError
+from .errors import BatchSizeError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -89,33 +89,16 @@ class LazyStackOps(TensorDictBase):
     def _tree_children(self) -> list[Child]:
         return list(self._members)
 
-    def _describe_child(self, key: str) -> PrintedLeaf:
-        members = self._members
-        if not members:
-            raise KeyError(key)
-        entries = [member._peek_child(key) for member in members]
-        first = entries[0]
-        # A member may be a lazy stack with ragged leaves.
-        fields = [member._describe_child(key) for member in members]
-        if all(isinstance(entry, Tensor) for entry in entries):
-            return PrintedLeaf(key, merge_descriptions([field.entry for field in fields], self._stack_dim))
-        try:
-            stack = self._peek_child(key) if all(isinstance(entry, Core) for entry in entries) else None
-        except StructureError:
-            stack = None  # members of different kinds cannot be stacked
-        if stack is None:
-            names = [type(entry).__name__ for entry in entries]
-            return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
-        return PrintedLeaf(key, stack, first._print_entry() or fields[0].name or type(first).__name__)
-
     def _print_node(self) -> PrintedNode:
-        common = set(self._children())
-        rows = [
-            (i, member, [member._describe_child(key) for key in member._children() if key not in common])
-            for i, member in enumerate(self._members)
-        ]
-        members = PrintedMembers(self._stack_dim, [row for row in rows if row[2]])
-        return super()._print_node()._replace(members=members)
+        members, dim = self._members.copy(), self._stack_dim
+        # A member may be a lazy stack with ragged leaves. Of a tensorclass, print the entries, not the fields.
+        rows = [{field.key: field for field in member._inner()._print_node().fields} for member in members]
+        common = [key for key in rows[0] if all(key in row for row in rows)] if rows else []
+        exclusive = [[row[key] for key in row if key not in common] for row in rows]
+        return PrintedNode(
+            [merge_fields([row[key] for row in rows], dim) for key in common],
+            PrintedMembers(dim, [row for row in zip(range(len(rows)), members, exclusive) if row[2]]),
+        )
 
     def _plan_writes(
         self, writes: Transaction, index: object, value: object, dims: int | None = None

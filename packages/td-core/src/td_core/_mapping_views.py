@@ -13,15 +13,12 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from ._collection import Child, Core
+from ._collection import LEAF_KINDS, Child, Core, unwrap_entry
 from ._foreach import PLAIN
 from ._keys import unravel_key, unravel_key_to_tuple
 from .errors import StructureError
 
 IsLeaf = Callable[[type], bool]
-
-#: Classes of nodes that represent one leaf (see ``Core._as_leaf``) and have an instance; mostly empty.
-LEAF_KINDS: set[type] = set()
 
 
 class StackedEntries(Mapping[str, Any]):
@@ -114,11 +111,6 @@ def has_plain_entries(children: Mapping[str, Child]) -> TypeGuard[dict[str, Chil
     )
 
 
-def unwrap_entry(child: Child) -> Child:
-    """Return the leaf that a node represents; any other entry unchanged."""
-    return child if isinstance(child, Tensor) else child._as_leaf()
-
-
 def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[object, object]]:
     entries: dict[str, Child] = dict(node._children())
     if PLAIN.issuperset(map(type, entries.values())):
@@ -133,7 +125,7 @@ def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[o
             if isinstance(child, Tensor):
                 append((prefix + (key,) if prefix else key, child))
                 continue
-            leaf = child._as_leaf()
+            leaf = unwrap_entry(child)
             if not leaves_only or leaf is not child:
                 append((prefix + (key,) if prefix else key, leaf))
             if nested and leaf is child:
@@ -158,7 +150,7 @@ def _list_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
             if isinstance(child, Tensor):
                 append(child)
                 continue
-            leaf = child._as_leaf()
+            leaf = unwrap_entry(child)
             if not leaves_only or leaf is not child:
                 append(leaf)
             if nested and leaf is child:

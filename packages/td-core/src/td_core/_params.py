@@ -354,9 +354,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         with torch.no_grad():
             return self._from_inner(self._tensordict._map(_cache_tied(fn)))
 
-    # Undo the overrides of Wrapper: these methods return parameters again.
-    _with_batch_size = Core._with_batch_size
-    _get_as = TensorDictBase._get_as
+    _with_batch_size = Core._with_batch_size  # undoes the override of Wrapper: the result is parameters again
 
     def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Any:
         plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]

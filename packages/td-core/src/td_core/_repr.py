@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import reprlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,13 +16,14 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ._buffers import is_stored
-from ._collection import Child, Core, make_dense
+from ._collection import Child, Core, make_dense, unwrap_entry
 from ._dtypes import SHORT_NAMES
 from ._public_names import LazyFunction
 from ._pytree import leaves_below
 from ._ragged import get_display_shape, merge_shapes
 from ._settings import SETTINGS
-from ._walks import expand
+from ._walks import expand, has_entries
+from .errors import StructureError
 
 if TYPE_CHECKING:
     from ._base import TensorCollection
@@ -81,11 +83,13 @@ class PrintedNode(NamedTuple):
         fields: its entries.
         members: what is printed of the members of a lazy stack.
         is_declared: the class declares the entries, so that the long form prints them as attributes.
+        text: what is printed in place of a node without entries, inside its parent.
     """
 
     fields: list[PrintedLeaf]
     members: PrintedMembers | None = None
     is_declared: bool = False
+    text: str | None = None
 
     def of_class(self, absent: Iterable[str], hidden: Container[str]) -> PrintedNode:
         """Return what is printed of a class that wraps the node: all fields, ``absent`` ones last, except the ``hidden``."""
@@ -109,8 +113,7 @@ class ReprMixin(Core):
         """Return a collapsible HTML tree with the size of each node in bytes; None if that option is off."""
         if not SETTINGS.print_options["html"]:
             return None
-        shown = self._print_entry() is None
-        text = _render((None, self, None), _html) if shown else html.escape(repr(self))
+        text = _render((None, self, None), _html) if has_entries(self) else html.escape(repr(self))
         return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
 
     def describe(self) -> Description:
@@ -134,22 +137,18 @@ class ReprMixin(Core):
         """Return the keys that IPython and notebooks offer after ``data["``."""
         return list(self.keys(include_nested=True))
 
-    def _print_entry(self) -> str | None:
-        """Return the text to print for this node inside its parent, or None to print its entries."""
-        leaf = self._as_leaf()
-        return None if not isinstance(leaf, Tensor) else f"{SHORT_NAMES[leaf.dtype]}{list(leaf.shape)}"
-
     def _print_node(self) -> PrintedNode:
-        """Return what is printed of this node."""
-        return PrintedNode([self._describe_child(key) for key in list(self._children())])
+        """Return what is printed of this node; a lazy stack describes its entries without stacking them."""
+        leaf = unwrap_entry(self)
+        text = f"{SHORT_NAMES[leaf.dtype]}{list(leaf.shape)}" if isinstance(leaf, Tensor) else None
+        return PrintedNode([_print_leaf(*item) for item in dict(self._children()).items()], text=text)
 
-    def _describe_child(self, key: str) -> PrintedLeaf:
-        """Return one entry to print; a lazy stack describes it without stacking it. Raise KeyError if it is missing."""
-        child = self._peek_child(key)
-        # The pytree functions of torch may store a result of any type in place of a leaf.
-        if isinstance(child, Tensor):
-            return PrintedLeaf(key, describe_leaf(child) if is_lazy(child) else child)
-        return PrintedLeaf(key, child if isinstance(child, Core) else type(child).__name__)
+
+def _print_leaf(key: str, child: object) -> PrintedLeaf:
+    # The pytree functions of torch may store a result of any type in place of a leaf.
+    if isinstance(child, Tensor):
+        return PrintedLeaf(key, describe_leaf(child) if is_lazy(child) else child)
+    return PrintedLeaf(key, child if isinstance(child, Core) else type(child).__name__)
 
 
 def describe_leaf(leaf: Tensor | Ragged) -> Ragged:
@@ -159,7 +158,27 @@ def describe_leaf(leaf: Tensor | Ragged) -> Ragged:
     return Ragged(get_display_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
 
 
-def merge_descriptions(leaves: Sequence[Tensor | Ragged], dim: int) -> Ragged:
+def merge_fields(fields: Sequence[PrintedLeaf], dim: int) -> PrintedLeaf:
+    """Return what is printed of an entry of a lazy stack along ``dim``, given that of the entry of each member."""
+    key, first, name = fields[0]
+    entries = [field.entry for field in fields]
+    if all(isinstance(entry, (Tensor, Ragged)) for entry in entries):
+        return PrintedLeaf(key, _merge_leaves(entries, dim))
+    if all(isinstance(entry, Core) for entry in entries):
+        with suppress(StructureError):  # nodes of different kinds cannot be stacked
+            text = None if has_entries(first) else first._print_node().text
+            return PrintedLeaf(key, first._stack_lazily(entries, dim), text or name or type(first).__name__)
+    names = [_name_entry(entry) for entry in entries]
+    return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
+
+
+def _name_entry(entry: object) -> str:
+    if isinstance(entry, Ragged):
+        return entry.name
+    return entry if isinstance(entry, str) else type(entry).__name__
+
+
+def _merge_leaves(leaves: Sequence[Tensor | Ragged], dim: int) -> Ragged:
     """Return the metadata of the stack of some leaves along ``dim``, as far as they agree."""
     described = [describe_leaf(leaf) for leaf in leaves]
     shapes = [leaf.shape for leaf in described]
@@ -201,7 +220,7 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
         names.append(f"batch_size={_dims(root.batch_size)}")
     if options["show_device"] and root.device is not None:
         names.append(f"device={root.device}")
-    fields, stack, _ = root._print_node()
+    fields, stack, *_ = root._print_node()
     if stack is not None:
         names.append(f"stack_dim={stack.stack_dim}")
     parts: list[_Line] = []
@@ -265,9 +284,8 @@ def _compact_entry(
         if with_device and devices != "cpu":
             text += f"@{devices}"
         return _Line(text)
-    text = entry._print_entry()
-    if text is not None:
-        return _Line(f"{key}: {text if name is None else name}")
+    if not has_entries(entry):
+        return _Line(f"{key}: {entry._print_node().text if name is None else name}")
     name = type(entry).__name__ if name is None else name
     tail = entry.batch_size[len(node.batch_size) :]
     return _Line(f"{key}: {'' if name == plain.__name__ else name}{_dims(tail) if tail else ''}", [])
@@ -316,7 +334,7 @@ def _render(root: Any, pieces_of: Callable[..., list[object]]) -> str:
 
 def _long(node: TensorCollection, indent: int, options: dict[str, object]) -> list[object]:
     pad = " " * (indent + 4)
-    fields, stack, is_declared = node._print_node()
+    fields, stack, is_declared, _ = node._print_node()
     fields = _sort_fields(fields, options)
     ending: list[str] = []
     if options["show_batch_size"]:
@@ -358,7 +376,7 @@ def _long_entry(field: PrintedLeaf, indent: int, options: dict[str, object]) -> 
     if isinstance(entry, str):
         return [entry]
     if isinstance(entry, ReprMixin):
-        if entry._print_entry() is not None:
+        if not has_entries(entry):
             return [repr(entry).replace("\n", "\n" + " " * indent)]
         return [(entry, indent, options)]
     return [_long_leaf(entry, options)]
@@ -412,7 +430,7 @@ def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[Any]:
     """Return the HTML pieces of a node; ``field`` is its entry in the parent, None for the root."""
     options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)
-    fields, stack, _ = node._print_node()
+    fields, stack, *_ = node._print_node()
     fields = _sort_fields(fields, options)
     size = node.batch_size if parent is None else node.batch_size[len(parent.batch_size) :]
     about = [f"device={node.device}"] if node.device is not None else []
@@ -448,7 +466,7 @@ def _html_fields(fields: list[PrintedLeaf], node: Core) -> list[object]:
     pieces: list[object] = []
     for field in fields:
         entry = field.entry
-        if isinstance(entry, ReprMixin) and entry._print_entry() is None:
+        if isinstance(entry, ReprMixin) and has_entries(entry):
             pieces += ["<li>", (field, entry, node), "</li>"]
         else:
             text = html.escape(_html_entry(entry, node))
@@ -461,7 +479,7 @@ def _html_entry(entry: Child, node: Core) -> str:
         return entry
     if isinstance(entry, Core):
         assert isinstance(entry, ReprMixin)
-        name, value = entry._print_entry(), entry._unwrap()
+        name, value = entry._print_node().text, entry._unwrap()
         return str(name) if isinstance(value, (Tensor, Core)) else f"{name} {_shorten(value)}"
     text = f"{SHORT_NAMES.get(entry.dtype, 'None')}{_tail(entry, node)} {entry.device}"
     return f"{text}, {show_size(entry.numel() * entry.element_size())}" if isinstance(entry, Tensor) else text

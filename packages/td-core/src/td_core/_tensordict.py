@@ -29,6 +29,7 @@ from ._collection import (
     leaf_node_mismatch_error,
     register_dense,
     replace_leaves,
+    unwrap_entry,
 )
 from ._devices import as_device
 from ._dim_names import check_names, resize_names
@@ -319,7 +320,7 @@ class TensorDict(TensorDictBase):
                 else None
             )
             if result is not None:
-                return result if isinstance(result, Tensor) else result._as_leaf()
+                return result if isinstance(result, Tensor) else unwrap_entry(result)
             if type(key) is str and len(args) < 2:
                 return args[0] if args else get_default(self, key)
         return super().get(key, *args, **kwargs)

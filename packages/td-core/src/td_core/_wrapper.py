@@ -92,7 +92,7 @@ class Wrapper(TensorCollection):
     _change_batch_size = _hand_on(TensorCollection._change_batch_size)
     _set_device = _hand_on(TensorCollection._set_device)
     _get_writable = _hand_on(TensorCollection._get_writable)
-    _describe_child = _hand_on(TensorCollection._describe_child)
+    _print_node = _hand_on(TensorCollection._print_node)
     _peek_child = _hand_on(TensorCollection._peek_child)
     _add_child = _hand_on(TensorCollection._add_child)
     _del_child = _hand_on(TensorCollection._del_child)
@@ -100,7 +100,6 @@ class Wrapper(TensorCollection):
     _tree_children = _hand_on(TensorCollection._tree_children)
     _plan_writes = _hand_on(TensorCollection._plan_writes)
     _set_names = _hand_on(TensorCollection._set_names)
-    _get_as = _hand_on(TensorCollection._get_as)
 
     def _children(self) -> Mapping[str, Child]:
         return self._tensordict._children()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ._arrays import as_tensor
 from ._buffers import as_bytes, as_memory, is_stored
 from ._collection import Core as Node
-from ._collection import EntrySchema, is_aliasing, make_dense, show_path
+from ._collection import LEAF_KINDS, EntrySchema, is_aliasing, make_dense, show_path
 from ._core_kinds import make_header, read_header, read_header_field
 from ._devices import as_device, wait_for
 from ._dim_names import check_names, resize_names
@@ -30,7 +30,6 @@ from ._indexing import plan_index
 from ._keys import suggest_keys
 from ._locations import check_mode
 from ._locking import check_unlocked, lock
-from ._mapping_views import LEAF_KINDS
 from ._nested_components import compute_seqlens, make_jagged, split_jagged
 from ._nodes import as_named, user_class
 from ._ops.batch_size import as_batch_size
@@ -130,19 +129,15 @@ OVERRIDABLE = {
     "_schema": "Attribute of the class: an EntrySchema, the entries that the class declares.",
     "_wrap_dense": "Convert a TensorDict to this class, for classmethods such as from_dict.",
     "_of_saved": "Convert a loaded node, maybe of another class, to this class, or raise TypeError.",
-    "_print_entry": "Return the text for the node inside its parent, or None to print its entries.",
     "_print_node": "Return what is printed of the node itself.",
     "_is_value": "Attribute of the class: True if the node has no entries, so that keys and walks do not descend into it.",
     "_unwrap": "Return the result of `parent[key]` for this node, such as the value that it holds.",
-    "_as_leaf": "Return the leaf that the node represents, or the node itself.",
     "_as_value": "Wrap a value in a node of this kind.",
     "_plan_writes": "List the writes of a value at an index, after checks of all of them.",
     "_broadcast_to_leaves": "Append, for each leaf, the part of a tensor of the batch that is combined with it.",
-    "_keep_shown": "Replace the leaf by the tensor that `_unwrap` returns, before an operation changes the leaf itself.",
     "_index_put": "Write a value at an index, and return the node that the parent stores.",
     "_check_index_put": "Raise an error if the node cannot be written at an index.",
     "_compare": "Compare the value with that of another node, for each element of the batch.",
-    "_has_equal_values": "Return True if another node certainly holds the same values.",
     "_move_mapped_dim": "Hide the batch dim that vmap maps over, or restore the one that was hidden last at a position.",
     "_keeper": "Attribute: the Keeper that stores the values outside memory, or None.",
     "_max_batch_size": "Return the longest batch size that `_with_batch_size` accepts, or None for any.",

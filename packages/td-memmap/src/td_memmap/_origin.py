@@ -15,7 +15,7 @@ from torch import Tensor
 
 from td_core import encode, kinds
 from td_core.errors import TensorDictError
-from td_core.spi import Node
+from td_core.spi import Node, is_same_value
 
 from . import _file_names
 from ._fs import DirectoryTree
@@ -97,7 +97,7 @@ def _is_same_node(left: Node, right: Node) -> bool:
         kinds.of(left) is kinds.of(right)
         and left.batch_size == right.batch_size
         and left._names == right._names
-        and (not left._is_value or left._has_equal_values(right))
+        and (not left._is_value or is_same_value(left.tolist(), right.tolist()))
     )
 
 

@@ -87,8 +87,8 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
             cls._typed_classes[wanted] = _MetaDataType(name, (cls,), namespace)
         return cls._typed_classes[wanted]
 
-    def _print_entry(self) -> str:
-        return type(self).__name__
+    def _print_node(self) -> Any:
+        return super()._print_node()._replace(text=type(self).__name__)
 
     def _replace_value(self, value: object) -> Self:
         self._check_type(value)

@@ -285,8 +285,9 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             if isinstance(value, NonTensorDataBase):
                 return self._replace_value(value._value)
             # Writing a stack whose elements all equal this value is a no-op.
-            if isinstance(value, self._stack) and self._expand_value()._has_equal_values(value):
-                return self
+            if isinstance(value, self._stack) and value.batch_size == self._batch_size:
+                if all(is_same_value(item, self._value) for item in value._expand_values(self._batch_size)):
+                    return self
         self._check_index_put(index, value)
         keeper, shown = self._cells[2], self._shown_stack()
         stack = self._expand_value() if shown is None else shown
@@ -342,8 +343,8 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         size = self._batch_size
         return nest_values(self._expand_values(size), size, partial(LinkedList, td=self) if linked else list)
 
-    def _print_entry(self) -> str:
-        return type(self._value).__name__
+    def _print_node(self) -> Any:
+        return super()._print_node()._replace(text=type(self._value).__name__)
 
     def __repr__(self) -> str:
         value = str(self._value)

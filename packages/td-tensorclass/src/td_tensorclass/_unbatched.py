@@ -183,12 +183,11 @@ class UnbatchedNode(ValueNode, TensorCollection):
         shown._size = self._batch_size
         return shown
 
-    def _as_leaf(self) -> Any:
-        return self._unwrap()
-
-    def _keep_shown(self) -> None:
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Set ``requires_grad`` of the tensor, as an object that reading the entry returns."""
         if type(self._payload) in PLAIN and not is_traced():
             self._kept = self._unwrap()
+        return super().requires_grad_(requires_grad)
 
     def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
         out.append(self._payload)
@@ -260,8 +259,8 @@ class UnbatchedNode(ValueNode, TensorCollection):
             raise kind_mismatch_error(self, other, path)
         return other
 
-    def _print_entry(self) -> str:
-        return str(TensorCollection._print_entry(self))
+    def _print_node(self) -> Any:
+        return TensorCollection._print_node(self)
 
     def __repr__(self) -> str:
         return (

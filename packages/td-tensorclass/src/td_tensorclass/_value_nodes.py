@@ -91,8 +91,8 @@ class ValueNode(TensorCollection):
             return self
         return self._with_children({}, batch_size=batch_size, names=None)
 
-    def _print_entry(self) -> str:
-        return type(self).__name__
+    def _print_node(self) -> Any:
+        return super()._print_node()._replace(text=type(self).__name__)
 
     def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
         raise kind_mismatch_error(first, self, path)
@@ -230,12 +230,6 @@ class NonTensorNode(ValueNode):
     def _get_varying_dims(self) -> tuple[int, ...]:
         """Return the batch dims along which the values may differ."""
         raise NotImplementedError
-
-    def _has_equal_values(self, other: object) -> bool:
-        size = self._batch_size
-        if not isinstance(other, NonTensorNode) or other.batch_size != size:
-            return False
-        return all(map(is_same_value, self._expand_values(size), other._expand_values(size)))
 
     def _is_single_after_join(self, items: Sequence[Node], stacks: bool) -> bool:
         """Return True if stacking (``stacks``) or concatenating ``items`` gives one value for the whole batch."""

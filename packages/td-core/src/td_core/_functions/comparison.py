@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._collection import Core, check_same_form, check_same_keys, show_path
+from .._collection import Core, check_same_form, check_same_keys, show_path, unwrap_entry
 from .._keys import unravel_key_to_tuple
-from .._mapping_views import unwrap_entry
 from .._nested_components import has_same_components
 from .._walks import visit
 from ..errors import KeyPathError, StructureError

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._coerce import coerce
 from .._collection import (
+    LEAF_KINDS,
     Child,
     Core,
     add_key_note,
@@ -26,7 +27,7 @@ from .._collection import (
 from .._devices import as_device
 from .._dim_names import check_names
 from .._locking import check_unlocked
-from .._mapping_views import LEAF_KINDS, IsLeaf
+from .._mapping_views import IsLeaf
 from .._walks import has_entries
 from .._writes.check import check_copied
 from .._writes.run import Transaction

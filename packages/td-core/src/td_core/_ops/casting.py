@@ -25,7 +25,7 @@ from .._plan_steps import Shape
 from .._plans import WholePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
-from .._walks import walk
+from .._walks import has_entries, list_nested, walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
@@ -170,8 +170,6 @@ class CastingMixin(DeviceMixin):
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
         """
-        for level in walk(self):
-            level._keep_shown()
         leaves = self._leaves()
         for leaf in leaves:
             if leaf.requires_grad == requires_grad:
@@ -192,6 +190,9 @@ class CastingMixin(DeviceMixin):
                     f"cannot require gradients: {describe_leaf(self, leaf)} was made under torch.inference_mode(); clone() the "
                     "collection first"
                 )
+        for node in walk(*list_nested(self)):
+            if not has_entries(node):
+                node.requires_grad_(requires_grad)
         for leaf in leaves:
             leaf.requires_grad_(requires_grad)
         return self

@@ -12,12 +12,11 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .._buffers import as_memory, has_memory, is_stored
-from .._collection import Core, identity
+from .._collection import Core, identity, unwrap_entry
 from .._devices import as_device, set_device_labels, wait_for
 from .._dtypes import as_dtype
 from .._foreach import PLAIN
 from .._locking import check_unlocked_below
-from .._mapping_views import unwrap_entry
 from .._storage_backends import get_backends
 from .._walks import zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error

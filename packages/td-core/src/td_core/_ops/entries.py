@@ -18,6 +18,7 @@ from .._collection import (
     make_dense,
     missing_key_error,
     show_path,
+    unwrap_entry,
 )
 from .._dim_names import inherit_names
 from .._keys import is_key, unravel_key_to_tuple
@@ -29,7 +30,6 @@ from .._mapping_views import (
     IsLeaf,
     LevelKeys,
     has_plain_entries,
-    unwrap_entry,
 )
 from .._ragged import convert_form
 from .._settings import SETTINGS
@@ -76,9 +76,11 @@ class EntryMixin(Core):
         >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
         (tensor(1), None, 0)
         """
-        default = _get_default(args, kwargs) if args or kwargs else NOT_GIVEN
-        if kwargs and not _has_default_forms(kwargs):
-            return self._get_as(key, None if default is NOT_GIVEN else default, **kwargs)
+        default = NOT_GIVEN
+        if args or kwargs:
+            default, form = parse_get_options(args, kwargs)
+            if form:
+                return _get_in_form(self, key, None if default is NOT_GIVEN else default, form)
         node: Any = self
         for part in (key,) if type(key) is str else unravel_key_to_tuple(key):
             if isinstance(node, Tensor):
@@ -88,20 +90,8 @@ class EntryMixin(Core):
             except KeyError:
                 break
         else:
-            return node if isinstance(node, Tensor) else node._as_leaf()
+            return unwrap_entry(node)
         return get_default(self, key) if default is NOT_GIVEN else default
-
-    def _get_as(self, key: NestedKey, default: object, **kwargs: Any) -> object:
-        """Return an entry as a list, nested or padded tensor; TypeError if the entry is not uneven."""
-        first, *rest = unravel_key_to_tuple(key)
-        child = self._children().get(first) if rest else None
-        if isinstance(child, Core):
-            return child._get_as(tuple(rest), default, **kwargs)
-        if kwargs.get("as_padded_tensor"):
-            entry = self.get(key, default)
-            ragged = isinstance(entry, Tensor) and entry.is_nested
-            return convert_form(key, list(entry.unbind()) if ragged else None, 0, entry, **kwargs)
-        raise TypeError(f"{type(self).__name__}.get() takes no {', '.join(kwargs)}: only lazy stacks do")
 
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
@@ -447,16 +437,28 @@ class EntryMixin(Core):
         )
 
 
-def _get_default(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def _get_in_form(node: Core, key: NestedKey, default: object, form: dict[str, Any]) -> object:
+    """Return an entry as a list, nested or padded tensor; TypeError if the entry is not uneven."""
+    if (inner := node._inner()) is not node:
+        return inner.get(key, default, **form)
+    first, *rest = unravel_key_to_tuple(key)
+    child = node._children().get(first) if rest else None
+    if isinstance(child, Core):
+        return child.get(tuple(rest), default, **form)
+    if form.get("as_padded_tensor"):
+        entry = node.get(key, default)
+        ragged = isinstance(entry, Tensor) and entry.is_nested
+        return convert_form(key, list(entry.unbind()) if ragged else None, 0, entry, **form)
+    raise TypeError(f"{type(node).__name__}.get() takes no {', '.join(form)}: only lazy stacks do")
+
+
+def parse_get_options(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, dict[str, Any]]:
+    """Return the default that ``get`` received, or NOT_GIVEN, and the form of the result; {} for the default form."""
     if len(args) > 1:
         raise TypeError(f"get() takes a key and one default, got {len(args)} defaults")
-    return args[0] if args else kwargs.pop("default", NOT_GIVEN)
-
-
-def _has_default_forms(kwargs: dict[str, object]) -> bool:
-    """Return True if options for the form of the result are given, but all are false."""
-    provided = _FORMS.intersection(kwargs)
-    return bool(provided) and not any(kwargs[form] for form in provided)
+    default = args[0] if args else kwargs.pop("default", NOT_GIVEN)
+    forms = _FORMS.intersection(kwargs)
+    return default, {} if forms and not any(kwargs[form] for form in forms) else kwargs
 
 
 def _iter_rows(node: Any, count: int) -> Iterator[Any]:

@@ -18,11 +18,11 @@ from .._collection import (
     make_dense,
     missing_key_error,
     show_path,
+    unwrap_entry,
 )
 from .._devices import set_device_labels
 from .._dim_names import check_names
 from .._keys import unravel_key_to_tuple
-from .._mapping_views import unwrap_entry
 from .._nested_components import get_parts
 from .._plans import wrap_dim
 from .._ragged import get_display_shape, list_distinct_members
@@ -30,6 +30,7 @@ from .._walks import expand, has_entries, list_holders, list_nested, walk
 from ..errors import DimNamesError, StructureError
 from ..typing import Names, NestedKey
 from .batch_size import infer_batch_sizes
+from .key_trees import filter_entries
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -348,9 +349,10 @@ class MetadataMixin(Core):
         path = unravel_key_to_tuple(key)
         node = get_parent(self, path)
         try:
-            entry = node._describe_child(path[-1]).entry
-        except KeyError:
+            (field,) = filter_entries(node._inner(), {path[-1]: None})._print_node().fields
+        except ValueError:
             raise missing_key_error(node, path[-1], path[:-1]) from None
+        entry = field.entry
         if isinstance(entry, str):
             raise StructureError(
                 f"{show_path(path)} has no shape: it is {entry} in the members of a lazy stack"

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._collection import Child, Core, make_dense, show_path
+from .._collection import LEAF_KINDS, Child, Core, make_dense, show_path
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
-from .._mapping_views import LEAF_KINDS
 from .._roles import (
     as_buffer,
     is_buffer,

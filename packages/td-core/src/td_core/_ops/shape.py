@@ -18,13 +18,14 @@ from typing_extensions import Self
 
 from .. import _shape_plans as shapes
 from .._buffers import index_leaves
-from .._collection import Core, has_lazy_stack
+from .._collection import Core, has_lazy_stack, unwrap_entry
 from .._dtypes import as_dtype
 from .._element_plans import append_dims
 from .._indexing import plan_index
 from .._locking import check_unlocked
 from .._plans import ShapePlan, WholePlan, as_ints
 from .._torch_private import functorch_level, get_base
+from .._value_codec import is_same_value
 from .._walks import has_entries, map_levels, visit
 from .._writes.check import LEAF_ERRORS
 from ..errors import StructureError
@@ -471,7 +472,14 @@ def _is_unchanged(node: Core, part: Core, key: str, left: object, value: object)
         return isinstance(left, Tensor) and same_memory(left, value)
     own, other = node._children().get(key), part._get_child(key)
     # A lazy stack builds a new value node on each read, so compare values.
-    return isinstance(own, Core) and own._has_equal_values(other)
+    return isinstance(own, Core) and isinstance(other, Core) and _has_equal_values(own, other)
+
+
+def _has_equal_values(own: Core, other: Core) -> bool:
+    """Return True if two value nodes certainly hold the same values."""
+    if has_entries(own) or unwrap_entry(own) is not own or own.batch_size != other.batch_size:
+        return False
+    return is_same_value(own.tolist(), other.tolist())
 
 
 def same_memory(left: Tensor, value: Tensor) -> bool:

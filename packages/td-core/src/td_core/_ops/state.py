@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .._coerce import WRAPPED, coerce
 from .._collection import (
+    LEAF_KINDS,
     Child,
     Core,
     check_keys,
@@ -32,9 +33,9 @@ from .._collection import (
     make_dense,
     replace_leaves,
     show_path,
+    unwrap_entry,
 )
 from .._locking import check_unlocked
-from .._mapping_views import unwrap_entry
 from .._nested_components import has_same_components
 from .._nodes import KINDS, NodeKind, Record
 from .._ragged import get_display_shape
@@ -94,7 +95,7 @@ class StateDictMixin(Core):
         while True:
             for key, child in entries:
                 name = before + key
-                if not isinstance(child, Tensor) and isinstance(child := child._as_leaf(), Core):
+                if not isinstance(child, Tensor) and isinstance(child := unwrap_entry(child), Core):
                     above.append((entries, out, before))
                     if flatten:
                         if name in out._metadata and (not has_entries(child) or child._children()):
@@ -468,8 +469,7 @@ def _get_values(provided: Any) -> Mapping[str, Any]:
 def _find_leaf(node: Core, key: str) -> Tensor | None:
     """Return the leaf that a node stores under ``key``, or None if the kind stores its leaves elsewhere."""
     children = node._children()
-    result: Any = children.get(key) if type(children) is dict else None
-    result = result._as_leaf() if isinstance(result, Core) else result
+    result = unwrap_entry(children[key]) if type(children) is dict and key in children else None
     return result if isinstance(result, Tensor) else None
 
 
@@ -480,7 +480,7 @@ def _apply(node: Core, key: str, assign: bool, value: Any) -> None:
         _apply_value(node, key, held, value[0], assign)
     elif isinstance(value, _Level):
         _apply_level(node, key, held, value, assign)
-    elif isinstance(held, Core) and held._as_leaf() is not held:
+    elif isinstance(held, Core) and type(held) in LEAF_KINDS:
         node._set_child(key, replace_leaves(held, iter((value,))))
     else:
         node._set_child(key, _new_leaf(value, node, assign))

@@ -120,7 +120,7 @@ def list_dense_entries(
             for member in members
         }
         if len(shapes) > 1:
-            out[key] = node._get_as(key, None, as_nested_tensor=True, layout=layout)
+            out[key] = node.get(key, None, as_nested_tensor=True, layout=layout)
         elif has_entries(child := entries[key]):
             yield key, child, None
         else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import Child, Core, align_dims, check_keys, make_dense, show_path
+from .._collection import Child, Core, align_dims, check_keys, make_dense, show_path, unwrap_entry
 from .._indexing import BoundIndex, IndexPlan
 from .._locking import check_unlocked
 from .._torch_private import assert_in_graph
@@ -282,7 +282,7 @@ def form_error(target: Child, value: object, path: Path) -> StructureError:
 
 def _check_dims(entry: object, path: Path) -> None:
     """Raise StructureError for a value with first-class dims, which reads as an object that is not a tensor."""
-    if isinstance(entry, Core) and not isinstance(entry._as_leaf(), (Core, Tensor)):
+    if isinstance(entry, Core) and not isinstance(unwrap_entry(entry), (Core, Tensor)):
         raise StructureError(
             f"cannot write {show_path(path)} at an index: the value has first-class dims; give them positions by order()"
         )
