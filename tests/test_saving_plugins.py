@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import Layout, LeafSerializer, NodeKind, TensorDict, hookimpl
-from td_core._nodes import Record
+from td_core import Layout, LeafSerializer, NodeKind, Record, TensorDict, hookimpl
 from td_core.errors import CodecError, MissingPluginError, PluginError
 from td_core.plugins.manager import installed
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from td_core import NO_DEFAULT, NodeKind, Record, TensorDict, TensorDictBase, hookimpl
-from td_core.spi import make_header, read_header, resize_names
+from td_core.spi import make_header, resize_names
 from td_core.testing import CollectionTests, installed
 
 
@@ -103,7 +103,7 @@ def flatten(node: Counted) -> Record:
 
 def unflatten(cls: type[Counted]) -> Callable[[Record], Counted]:
     def build(record: Record) -> Counted:
-        *metadata, locked = read_header(record.meta)
+        *metadata, locked = record.read_header()
         node = (record.cls or cls)(record.entries, *metadata)
         return node.lock_() if locked else node
 

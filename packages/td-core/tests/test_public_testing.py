@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl, spi
-from td_core.spi import make_header, read_header, resize_names
+from td_core.spi import make_header, resize_names
 from td_core.testing import CollectionTests, SerializerTests, installed
 
 
@@ -89,7 +89,7 @@ def flatten(node: Length) -> Record:
 
 
 def unflatten(cls: type[Length], record: Record) -> Length:
-    batch_size, device, names, locked = read_header(record.meta)
+    batch_size, device, names, locked = record.read_header()
     node = (record.cls or cls)(record.entries, record.meta["unit"], batch_size, device, names)
     return node.lock_() if locked else node
 

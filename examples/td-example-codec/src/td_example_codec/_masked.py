@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from td_core import Record, TensorDict
-from td_core.spi import make_header, read_header
+from td_core.spi import make_header
 
 
 class Masked(TensorDict):
@@ -55,5 +55,5 @@ def flatten(node: Masked) -> Record:
 
 def unflatten(record: Record) -> Masked:
     """Build a node from a record, of the stored subclass; the constructor checks the shapes of the entries."""
-    batch_size, device, names, locked = read_header(record.meta)
+    batch_size, device, names, locked = record.read_header()
     return (record.cls or Masked)(record.entries, batch_size, device, names, lock=locked)

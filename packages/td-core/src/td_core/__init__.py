@@ -38,7 +38,7 @@ with _pause_collector():
     from ._lazy_stack import LazyStackedTensorDict
     from ._linked_list import LinkedList
     from ._mapping_views import default_is_leaf
-    from ._nodes import Encoded, Layout, NodeKind, Record, encode
+    from ._nodes import Encoded, NodeKind, encode
     from ._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, merge_tensordicts, stack
     from ._ops.modules import from_module, from_modules
     from ._ops.packing import PackLayout
@@ -46,6 +46,7 @@ with _pause_collector():
     from ._ops.shape import expand_as_right, expand_right
     from ._params import TensorDictParams
     from ._public_names import lazy_names as _lazy_names
+    from ._records import Layout, Record
     from ._repr_parser import parse_tensor_dict_string
     from ._roles import Buffer
     from ._saving import append, create, inspect, load, save, verify

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from ._public_names import set_module
-from .plugins.memmap_methods import Progress
+from .typing import Progress
 
 
 @set_module("td_core")

@@ -6,9 +6,9 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ._buffers import as_bytes
 from .errors import FormatError
 
 
@@ -32,50 +32,41 @@ except ImportError:
     xxh3_128 = None
 
 
-def choose_algorithm() -> str:
-    """Return the name of the best installed algorithm, which a save stores beside its checksums.
+class Checksum:
+    """The hash of some bytes, with the methods of a ``hashlib`` object.
 
-    >>> choose_algorithm() in ("crc32", "xxh3_128")
-    True
-    """
-    return "crc32" if xxh3_128 is None else "xxh3_128"
+    Args:
+        algorithm: ``"crc32"`` or ``"xxh3_128"``, as a save records it; by default the best one that is installed.
+        content: buffers of bytes or CPU tensors to start with.
 
-
-def make_checksum(algorithm: str) -> Any:
-    """Return a new object with the methods ``update(data)`` and ``hexdigest()`` of ``hashlib``.
+    Attributes:
+        algorithm: the name of the algorithm, which a save stores beside its hashes.
 
     Raises:
         FormatError: the algorithm is not installed.
 
-    >>> make_checksum("crc32").hexdigest()
-    '00000000'
-    """
-    if algorithm == "crc32":
-        return _Crc32()
-    if algorithm != "xxh3_128" or xxh3_128 is None:
-        raise FormatError(f"the hashes are {algorithm!r:.50}, which needs: pip install xxhash")
-    return xxh3_128()
-
-
-def compute_digest(algorithm: str, buffers: Iterable[object]) -> str:
-    """Return the hex digest of buffers of bytes, one after the other; raise as :func:`make_checksum`.
-
-    >>> compute_digest("crc32", [b"a", as_buffer(torch.tensor([98, 99], dtype=torch.uint8))])
+    >>> Checksum("crc32", [b"a", torch.tensor([98, 99], dtype=torch.uint8)]).hexdigest()
     '352441c2'
     """
-    checksum = make_checksum(algorithm)
-    for buffer in buffers:
-        checksum.update(buffer)
-    return str(checksum.hexdigest())
 
+    __slots__ = ("_state", "algorithm")
 
-def as_buffer(tensor: Tensor) -> Any:
-    """Return the memory of a contiguous CPU tensor of any dtype as a buffer of bytes.
+    def __init__(self, algorithm: str | None = None, content: Iterable[object] = ()) -> None:
+        self.algorithm = algorithm or ("crc32" if xxh3_128 is None else "xxh3_128")
+        self._state: Any
+        if self.algorithm == "crc32":
+            self._state = _Crc32()
+        elif self.algorithm == "xxh3_128" and xxh3_128 is not None:
+            self._state = xxh3_128()
+        else:
+            raise FormatError(f"the hashes are {algorithm!r:.50}, which needs: pip install xxhash")
+        for piece in content:
+            self.update(piece)
 
-    >>> bytes(as_buffer(torch.ones(2, dtype=torch.bfloat16))).hex()
-    '803f803f'
-    """
-    flat = tensor.reshape(-1)
-    if flat.stride(0) != 1:  # one element, which is contiguous with any stride
-        flat = flat.as_strided(flat.shape, (1,))
-    return flat.view(torch.uint8).numpy()
+    def update(self, piece: object) -> None:
+        """Add a buffer of bytes, or the elements of a CPU tensor."""
+        self._state.update(as_bytes(piece).numpy() if isinstance(piece, Tensor) else piece)
+
+    def hexdigest(self) -> str:
+        """Return the hash of all bytes so far in hexadecimal digits."""
+        return str(self._state.hexdigest())

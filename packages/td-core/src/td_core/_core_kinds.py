@@ -7,7 +7,7 @@ Additional keys, which tensordict ignores, start with an underscore.
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,56 +16,18 @@ from ._coerce import COERCERS, Coercer
 from ._collection import Core, show_path
 from ._dim_names import check_names, inherit_names
 from ._lazy_stack import LazyStackedTensorDict
-from ._nodes import KINDS, Layout, NodeKind, Record
-from ._ops.batch_size import as_batch_size
+from ._nodes import KINDS, NodeKind
 from ._params import TensorDictParams, get_roles, set_roles
+from ._plans import as_batch_size
 from ._public_names import LazyFunction
+from ._records import Layout, Record
 from ._tensordict import TensorDict
 from .errors import BatchSizeError, FormatError
-from .typing import Names
 
 if TYPE_CHECKING:
     from ._base import TensorCollection
 
 _NONE = type(None)
-
-
-def read_header_field(meta: Any, name: str, *types: type) -> Any:
-    """Return a field of a header, whose type must be one of ``types``. With NoneType it may be missing.
-
-    >>> read_header_field({"unit": "m"}, "unit", str)
-    'm'
-    """
-    value = meta.get(name) if type(None) in types else meta[name]
-    if type(value) not in types:
-        raise TypeError(f"its header says that {name} is {value!r}")
-    return value
-
-
-class Header(NamedTuple):
-    """The fields of a header that all kinds have; ``locked`` is True if the user locked the node."""
-
-    batch_size: torch.Size
-    device: torch.device | None
-    names: Names | None
-    locked: bool
-
-
-def read_header(meta: object) -> Header:
-    """Read a header that :func:`make_header` made. Raise KeyError, TypeError or ValueError if it is damaged.
-
-    >>> read_header({"batch_size": [3], "device": "cpu"})
-    Header(batch_size=torch.Size([3]), device=device(type='cpu'), names=None, locked=False)
-    """
-    device = read_header_field(meta, "device", str, _NONE)
-    names = read_header_field(meta, "names", list, _NONE)
-    size = as_batch_size(read_header_field(meta, "batch_size", list))
-    return Header(
-        size,
-        None if device is None else torch.device(device),
-        None if names is None else check_names(names, len(size)),
-        bool(read_header_field(meta, "locked", bool, _NONE)),
-    )
 
 
 def make_header(node: Core) -> dict[str, Any]:
@@ -89,7 +51,7 @@ def _flatten_dense(td: Core) -> Record:
 
 
 def _unflatten_dense(record: Record) -> TensorDict:
-    size, device, names, locked = read_header(record.meta)
+    size, device, names, locked = record.read_header()
     if record.members or record.values:
         raise FormatError(f"a TensorDict has no members and no values: {[*record.members, *record.values]}")
     td: TensorDict = (record.cls or TensorDict)._make(dict(record.entries), size, device, names)
@@ -159,22 +121,22 @@ def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
 def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
     meta = record.meta
     members = [record.members[str(i)] for i in range(len(record.members))]
-    dim, depths = read_header_field(meta, "stack_dim", int), {len(member.batch_size) for member in members}
+    dim, depths = record.read_field("stack_dim", int), {len(member.batch_size) for member in members}
     if len(depths) > 1 or not 0 <= dim <= max(depths, default=dim):
         raise FormatError(
             f"a lazy stack of members of {sorted(depths)} batch dims cannot have the stack_dim {dim!r}"
         )
     stack: LazyStackedTensorDict = (record.cls or LazyStackedTensorDict)._of(members, dim)
-    stack._stack_dim_name = read_header_field(meta, "stack_dim_name", str, _NONE)
+    stack._stack_dim_name = record.read_field("stack_dim_name", str, _NONE)
     for name, hook in record.values.items():
         if name not in ("hook_in", "hook_out") or not callable(hook):
             raise FormatError(f"a lazy stack has no {name} that is {hook!r}")
         setattr(stack, f"_{name}", hook)
     if "batch_size" in meta and not members:
-        stack._empty_size = as_batch_size(read_header_field(meta, "batch_size", list))
-        if read_header_field(meta, "device", str, _NONE) is not None:
+        stack._empty_size = as_batch_size(record.read_field("batch_size", list))
+        if record.read_field("device", str, _NONE) is not None:
             stack._set_device(torch.device(meta["device"]))
-    if read_header_field(meta, "locked", bool, _NONE):
+    if record.read_field("locked", bool, _NONE):
         stack.lock_()
     return stack
 
@@ -216,12 +178,12 @@ def _flatten_params(params: TensorDictParams) -> Record:
 
 def _unflatten_params(record: Record) -> TensorDictParams:
     cls, inner = record.cls or TensorDictParams, record.members["params"]
-    roles = read_header_field(record.meta, "roles", str, _NONE)
+    roles = record.read_field("roles", str, _NONE)
     if roles is not None:
         set_roles(inner, roles)
     params: TensorDictParams = cls(inner, no_convert=True)
     object.__setattr__(params, "_no_convert", record.meta.get("no_convert", False))
-    if read_header_field(record.meta, "training", bool, _NONE) is False:
+    if record.read_field("training", bool, _NONE) is False:
         params.training = False
     return params
 
@@ -262,7 +224,7 @@ def _dense_to_buffer(td: TensorCollection) -> Record:
 def _dense_from_buffer(record: Record) -> TensorDict:
     td = _unflatten_dense(Record(record.meta, record.entries))
     _set_names_below(td)
-    if read_header_field(record.meta, "is_locked", bool, _NONE):
+    if record.read_field("is_locked", bool, _NONE):
         td.lock_()
     return td
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ._collection import Core, show_path
 from ._devices import fix_decoded_devices
-from ._nodes import KINDS, Encoded, NodeKind, Record, find_subclass, get_key_path, user_class
+from ._nodes import KINDS, Encoded, NodeKind, find_subclass, get_key_path, user_class
+from ._records import Record
 from .errors import FormatError, MissingPluginError, TensorDictError
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ The header is JSON: ``{"version": 1, "nodes": rows, "leaves": list(places), "val
 name of an array. A pair is the result of ``split_value``.
 
 A table that is read from a header has places as ``leaves`` and pairs as ``values``. A format selects keys, reads the leaves
-of the places that remain, and calls :func:`decode_table`.
+of the places that remain, and calls :meth:`Encoded.build`. The methods of ``Encoded`` call the functions of this module,
+which is imported at their first use.
 """
 
 from __future__ import annotations
@@ -33,15 +34,7 @@ Rows = list[dict[str, Any]]
 
 
 def dump_table(encoded: Encoded, places: Sequence[object]) -> dict[str, Any]:
-    """Return the header of an encoded tree; ``places`` has one item for each leaf.
-
-    Raises:
-        CodecError: a value cannot be stored without pickle; the message has its key path.
-
-    >>> from td_core import encode
-    >>> dump_table(encode(TensorDict({"a": 1})), ["array 0"])["leaves"]
-    ['array 0']
-    """
+    """Implement :meth:`Encoded.make_header`."""
     pairs: list[list[object]] = []
     for value in encoded.values:
         try:
@@ -63,15 +56,7 @@ def _find_value(encoded: Encoded, position: int) -> tuple[str, ...]:
 
 
 def load_table(header: Any, where: str) -> Encoded:
-    """Return the table of a header, with places as leaves and pairs as values; messages begin with ``where``.
-
-    Raises:
-        FormatError: the header is damaged, or of a later version.
-
-    >>> load_table({"version": 2}, "data.bin")
-    Traceback (most recent call last):
-    td_core.errors.FormatError: data.bin: the td header has the version 2; expected 1: upgrade the package of this format
-    """
+    """Implement :meth:`Encoded.of_header`."""
     version = header.get("version") if isinstance(header, dict) else header
     if type(version) is not int or version != VERSION:
         raise FormatError(
@@ -86,7 +71,7 @@ def load_table(header: Any, where: str) -> Encoded:
 
 
 def check_table(encoded: Encoded, where: str) -> None:
-    """Raise FormatError for a table whose rows are malformed, or refer to nodes or leaves that it does not have."""
+    """Implement :meth:`Encoded.check_rows`."""
     rows = encoded.nodes
     if not rows:
         raise FormatError(f"{where}: its header has no nodes; expected at least one node")
@@ -114,19 +99,7 @@ def check_table(encoded: Encoded, where: str) -> None:
 
 
 def select_keys(encoded: Encoded, keys: Iterable[NestedKey] | NestedKey | None, where: str) -> Encoded:
-    """Return a table with some keys, what is below them, and the nodes above them. Names of members are not a part of keys.
-
-    Entries are in the order of the keys, as ``TensorDict.select`` returns them. None selects everything.
-
-    Raises:
-        KeyPathError: a key does not exist; the message begins with ``where``.
-
-    >>> from td_core import encode
-    >>> table = load_table(
-    ...     dump_table(encode(TensorDict({"a": 1, "n": {"b": 2, "c": 3}})), ["0", "1", "2"]), "data.bin")
-    >>> select_keys(table, ["a", ("n", "c")], "data.bin").leaves
-    ['0', '2']
-    """
+    """Implement :meth:`Encoded.select_keys`."""
     if keys is None:
         return encoded
     chosen = [keys] if isinstance(keys, (str, tuple)) else keys
@@ -219,19 +192,7 @@ def has_leaf_kind(row: dict[str, Any]) -> bool:
 
 
 def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: bool = True) -> Any:
-    """Build the collection of a table from :func:`load_table`, with the leaves of its places.
-
-    With ``strict`` False, a tensorclass that is not defined becomes the collection that it holds.
-
-    Raises:
-        FormatError: the table does not describe a collection, or contradicts the leaves; the message begins with ``where``.
-
-    >>> from td_core import encode
-    >>> header = dump_table(encode(TensorDict({"a": 1, "s": {"b": 2}})), ["x", "y"])
-    >>> table = select_keys(load_table(header, "data.bin"), "s", "data.bin")
-    >>> decode_table(table, [torch.tensor(5)], "data.bin")["s", "b"]
-    tensor(5)
-    """
+    """Implement :meth:`Encoded.build`."""
     try:
         values = [join(plain, types) for plain, types in encoded.values]
     except (TypeError, ValueError) as error:
@@ -258,15 +219,7 @@ def _without_undefined_classes(rows: Rows) -> Rows:
 
 
 def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, object], Tree]) -> Tree:
-    """Return the tree of a table for ``inspect``; ``describe_leaf`` takes the key and the place of a leaf.
-
-    >>> from td_core import encode
-    >>> header = dump_table(encode(TensorDict({"a": [1, 2]})), ["array 0"])
-    >>> table = load_table(header, "data.bin")
-    >>> print(describe_table(table, "data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16, place=place)))
-    data.bin: TensorDict [], 16 bytes
-        a: leaf [2] torch.int64, 16 bytes
-    """
+    """Implement :meth:`Encoded.describe`."""
     trees = [_describe_node(row, encoded.values) for row in encoded.nodes]
     trees[0].name = name
     for row, tree in zip(reversed(encoded.nodes), reversed(trees)):  # children before their parents

@@ -18,8 +18,8 @@ from ._collection import Core, get_all_entries, make_dense
 from ._devices import as_device
 from ._dim_names import check_names
 from ._dtypes import as_dtype
-from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
+from ._plans import as_batch_size
 from ._saving import create
 from ._serializers import DEFAULT_FORMAT, SERIALIZERS
 from ._walks import has_entries, visit

@@ -32,11 +32,10 @@ from ._from_python import from_list
 from ._lazy_stack_ops import LazyStackOps
 from ._locking import check_unlocked
 from ._mapping_views import StackedEntries
-from ._ops.batch_size import as_batch_size
-from ._ops.entries import NOT_GIVEN, parse_get_options
+from ._ops.entries import NOT_GIVEN, get_default, parse_get_options
 from ._ops.uneven import make_empty_like, transform_uneven, uneven_index
 from ._plan_steps import Along, remove_size
-from ._plans import MultiPlan, ShapePlan
+from ._plans import MultiPlan, ShapePlan, as_batch_size
 from ._ragged import convert_form, get_member_entry, list_distinct_members, make_ragged_error
 from ._shape_plans import stack_plan
 from ._walks import visit
@@ -344,7 +343,8 @@ class LazyStackedTensorDict(LazyStackOps):
             try:
                 return unwrap_entry(self._get_child(key))
             except KeyError:
-                pass
+                if len(args) < 2:
+                    return args[0] if args else get_default(self, key)
         return super().get(key, *args)
 
     def get_nestedtensor(

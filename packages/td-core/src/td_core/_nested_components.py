@@ -87,23 +87,65 @@ def _get_compact_values(leaf: Any) -> Tensor | None:
 
 
 class JaggedParts(NamedTuple):
-    """The parts of a jagged tensor; ``seqlens`` is the (min, max) of its component lengths, None if it is unknown."""
+    """The parts of a jagged tensor.
+
+    Attributes:
+        dim: the ragged dim.
+        values: the elements of all components.
+        offsets: the first row of each component, and the end of the last one.
+        lengths: the number of rows of each component, if there are gaps between components.
+        seqlens: (min, max) of the numbers of rows, as far as they are known.
+
+    >>> parts = JaggedParts(1, torch.arange(3), torch.tensor([0, 1, 3]))
+    >>> [part.tolist() for part in parts.join().unbind()]
+    [[0], [1, 2]]
+    """
 
     dim: int
     values: Tensor
     offsets: Tensor
-    lengths: Tensor | None
-    seqlens: tuple[int | None, int | None]
+    lengths: Tensor | None = None
+    seqlens: tuple[int | None, int | None] = (None, None)
 
+    @classmethod
+    def of(cls, leaf: Any) -> JaggedParts:
+        """Split a jagged tensor.
 
-def split_jagged(leaf: Any) -> JaggedParts:
-    """Split a jagged tensor; :func:`make_jagged` is the inverse.
+        >>> JaggedParts.of(JaggedParts(1, torch.arange(3), torch.tensor([0, 1, 3])).join()).offsets
+        tensor([0, 1, 3])
+        """
+        seqlens = get_cached_seqlens(leaf)
+        return cls(get_ragged_dim(leaf), leaf.values(), leaf.offsets(), leaf.lengths(), seqlens)
 
-    >>> split_jagged(make_jagged(1, torch.arange(3), torch.tensor([0, 1, 3]))).offsets
-    tensor([0, 1, 3])
-    """
-    seqlens = get_cached_seqlens(leaf)
-    return JaggedParts(get_ragged_dim(leaf), leaf.values(), leaf.offsets(), leaf.lengths(), seqlens)
+    @classmethod
+    def of_tensors(cls, dim: int, tensors: Sequence[Tensor]) -> JaggedParts:
+        """Return the parts with these values, offsets and maybe lengths."""
+        values, offsets, *rest = tensors
+        return cls(dim, values, offsets, rest[0] if rest else None)
+
+    def join(self) -> Tensor:
+        """Build the jagged tensor."""
+        # Without the maximum length, torch pads each component to the length of all values.
+        bounds = dict(zip(_BOUNDS, self.seqlens)) if _TAKES_BOUNDS else {}
+        return torch.nested.nested_tensor_from_jagged(
+            self.values, self.offsets, self.lengths, jagged_dim=self.dim, **bounds
+        )
+
+    def check(self) -> JaggedParts | None:
+        """Return untrusted parts with their ``seqlens``; None if a component exceeds the values, which torch does not check.
+
+        >>> JaggedParts(1, torch.arange(3), torch.tensor([0, 1, 3])).check().seqlens
+        (1, 2)
+        >>> JaggedParts(1, torch.arange(3), torch.tensor([0, 1, 9])).check() is None
+        True
+        """
+        result = self.offsets.diff() if self.lengths is None else self.lengths
+        if len(self.offsets) != len(result) + 1:
+            return None
+        starts = self.offsets[:-1]
+        # The sum starts + result could overflow.
+        inside = (starts >= 0) & (result >= 0) & (starts <= self.values.size(self.dim - 1) - result)
+        return self._replace(seqlens=_compute_bounds(result)) if bool(inside.all()) else None
 
 
 def get_parts(leaf: Any) -> list[Tensor]:
@@ -116,52 +158,13 @@ def get_parts(leaf: Any) -> list[Tensor]:
 def _make_jagged_like(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     """Build a jagged tensor from values and component lengths, with the ragged dim of ``like``."""
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return make_jagged(get_ragged_dim(like), values, offsets, seqlens=_compute_bounds(lengths))
+    return JaggedParts(get_ragged_dim(like), values, offsets, None, _compute_bounds(lengths)).join()
 
 
 def _compute_bounds(lengths: Tensor) -> tuple[int | None, int | None]:
     """Return the minimum and maximum of component lengths; (None, None) without components."""
     known = lengths.tolist()
     return (min(known), max(known)) if known else (None, None)
-
-
-def compute_seqlens(
-    dim: int, values: Tensor, offsets: Tensor, lengths: Tensor | None = None
-) -> tuple[int | None, int | None] | None:
-    """Return (min, max) of the component lengths of untrusted parts, for :func:`make_jagged`.
-
-    Return None if a component exceeds the values, which torch does not check.
-
-    >>> compute_seqlens(1, torch.arange(3), torch.tensor([0, 1, 3]))
-    (1, 2)
-    >>> compute_seqlens(1, torch.arange(3), torch.tensor([0, 1, 9])) is None
-    True
-    """
-    result = offsets.diff() if lengths is None else lengths
-    if len(offsets) != len(result) + 1:
-        return None
-    starts = offsets[:-1]
-    # The sum starts + result could overflow.
-    inside = (starts >= 0) & (result >= 0) & (starts <= values.size(dim - 1) - result)
-    return _compute_bounds(result) if bool(inside.all()) else None
-
-
-def make_jagged(
-    dim: int,
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None = None,
-    *,
-    seqlens: tuple[int | None, int | None] = (None, None),
-) -> Tensor:
-    """Build a jagged tensor from its parts, ragged along ``dim``; ``seqlens`` is (min, max) of the lengths.
-
-    >>> [part.tolist() for part in make_jagged(1, torch.arange(3), torch.tensor([0, 1, 3])).unbind()]
-    [[0], [1, 2]]
-    """
-    # Without the maximum length, torch pads each component to the length of all values.
-    bounds = dict(zip(_BOUNDS, seqlens)) if _TAKES_BOUNDS else {}
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim, **bounds)
 
 
 def join_components(like: Tensor, parts: Sequence[Tensor]) -> Tensor:

@@ -12,75 +12,37 @@ import contextlib
 import copyreg
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from types import MemberDescriptorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ._buffers import as_memory
-from ._collection import Child, Core, show_path
-from ._public_names import set_module
+from ._collection import Core, show_path
+from ._public_names import LazyFunction, set_module
+from ._records import Layout, Record
 from ._walks import expand
 from .errors import PluginError, StructureError, TensorDictError
+from .typing import NestedKey
+
+if TYPE_CHECKING:
+    from ._inspection import Tree
 
 __all__ = [
-    "KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "encode", "sort_topologically",
+    "KINDS", "Encoded", "NodeKind", "NodeKinds", "encode", "sort_topologically",
 ]  # fmt: skip
 
-
-@set_module("td_core")
-@dataclass(slots=True)
-class Record:
-    """One flattened node.
-
-    Attributes:
-        meta: header of the node, which JSON can store.
-        entries: tensors and nodes under the user's keys, in order.
-        members: nodes under names that the layout chooses (``"0"``, ``"_tensordict"``).
-        values: Python values that need the value codec.
-        batch_size: only when reading: the batch size of the parent, for kinds that do not store their own.
-        cls: only when reading: the stored subclass of the kind's type, if this process has defined it.
-        complete: only when reading: whether declared fields that the record lacks get their defaults.
-
-    >>> Record({"shape": [3]}).entries
-    {}
-    """
-
-    meta: dict[str, Any]
-    entries: Mapping[str, Child] = field(default_factory=dict)
-    members: Mapping[str, Core] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
-    batch_size: torch.Size = torch.Size()
-    cls: Any = None
-    complete: bool = True
-
-
-@set_module("td_core")
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How one format stores one kind.
-
-    Attributes:
-        flatten: function from a node to the record that the format stores.
-        unflatten: function from such a record to a node.
-        names: class names of the kind in this format; the first one is written, all are read.
-        is_inline: True for values that a format may store in the parent of the node: the record has one value, ``"data"``,
-            and describes nothing else but the batch size, device and dim names.
-
-    >>> Layout(flatten=lambda node: Record({}), unflatten=lambda record: None, names=("TensorDict",)).names
-    ('TensorDict',)
-    """
-
-    flatten: Callable[[Any], Record]
-    unflatten: Callable[[Record], Any]
-    names: tuple[str, ...] = ()
-    is_inline: bool = False
+_check_table = LazyFunction("td_core", "._encoded_tables", "check_table")
+_decode_table = LazyFunction("td_core", "._encoded_tables", "decode_table")
+_describe_table = LazyFunction("td_core", "._encoded_tables", "describe_table")
+_dump_table = LazyFunction("td_core", "._encoded_tables", "dump_table")
+_load_table = LazyFunction("td_core", "._encoded_tables", "load_table")
+_select_keys = LazyFunction("td_core", "._encoded_tables", "select_keys")
 
 
 @set_module("td_core")
@@ -356,6 +318,78 @@ class Encoded:
         ([('0', 'a'), ('1', 'a')], [('a',), ('a',)])
         """
         return self._list_paths(members)[1]
+
+    @classmethod
+    def of_header(cls, header: object, where: str) -> Encoded:
+        """Return the table of a header that :meth:`make_header` returned, with places as leaves; messages begin with ``where``.
+
+        Raises:
+            FormatError: the header is damaged, or of a later version.
+
+        >>> Encoded.of_header({"version": 2}, "data.bin")
+        Traceback (most recent call last):
+        td_core.errors.FormatError: data.bin: the td header has the version 2; expected 1: upgrade the package of this format
+        """
+        table: Encoded = _load_table(header, where)
+        return table
+
+    def make_header(self, places: Sequence[object]) -> dict[str, Any]:
+        """Return a header for JSON, with a *place* for each leaf: where the format has stored it, such as the name of an array.
+
+        Raises:
+            CodecError: a value cannot be stored without pickle; the message has its key path.
+
+        >>> encode(TensorDict({"a": 1})).make_header(["array 0"])["leaves"]
+        ['array 0']
+        """
+        header: dict[str, Any] = _dump_table(self, places)
+        return header
+
+    def check_rows(self, where: str) -> None:
+        """Raise FormatError for rows that are malformed, or refer to nodes or leaves that the table does not have."""
+        _check_table(self, where)
+
+    def select_keys(self, keys: Iterable[NestedKey] | NestedKey | None, where: str) -> Encoded:
+        """Return a table with some keys, what is below them, and the nodes above them. Names of members are not a part of keys.
+
+        Entries are in the order of the keys, as ``TensorDict.select`` returns them. None selects everything.
+
+        Raises:
+            KeyPathError: a key does not exist; the message begins with ``where``.
+
+        >>> header = encode(TensorDict({"a": 1, "n": {"b": 2, "c": 3}})).make_header(["0", "1", "2"])
+        >>> Encoded.of_header(header, "data.bin").select_keys(["a", ("n", "c")], "data.bin").leaves
+        ['0', '2']
+        """
+        table: Encoded = _select_keys(self, keys, where)
+        return table
+
+    def build(self, leaves: list[Any], where: str, *, strict: bool = True) -> Any:
+        """Build the collection of a table from :meth:`of_header`, with the leaves of its places.
+
+        With ``strict`` False, a tensorclass that is not defined becomes the collection that it holds.
+
+        Raises:
+            FormatError: the table does not describe a collection, or contradicts the leaves; the message begins with ``where``.
+
+        >>> header = encode(TensorDict({"a": 1, "s": {"b": 2}})).make_header(["x", "y"])
+        >>> table = Encoded.of_header(header, "data.bin").select_keys("s", "data.bin")
+        >>> table.build([torch.tensor(5)], "data.bin")["s", "b"]
+        tensor(5)
+        """
+        return _decode_table(self, leaves, where, strict=strict)
+
+    def describe(self, name: str, describe_leaf: Callable[[str, Any], Tree]) -> Tree:
+        """Return the tree of a table from :meth:`of_header`; ``describe_leaf`` takes the key and the place of a leaf.
+
+        >>> from td_core import Tree
+        >>> table = Encoded.of_header(encode(TensorDict({"a": [1, 2]})).make_header(["array 0"]), "data.bin")
+        >>> print(table.describe("data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16, place=place)))
+        data.bin: TensorDict [], 16 bytes
+            a: leaf [2] torch.int64, 16 bytes
+        """
+        tree: Tree = _describe_table(self, name, describe_leaf)
+        return tree
 
     def _list_paths(self, members: bool) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         nodes: list[tuple[str, ...]] = [()] * len(self.nodes)

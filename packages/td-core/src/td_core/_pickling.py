@@ -21,7 +21,7 @@ from ._collection import Core, add_key_note
 from ._decoding import decode, decode_all
 from ._devices import fix_decoded_devices
 from ._foreach import PLAIN
-from ._nested_components import get_parts, make_jagged
+from ._nested_components import JaggedParts, get_parts
 from ._nodes import KINDS, Encoded, encode, get_key_path
 from ._public_names import set_module
 from ._storage_backends import get_backends
@@ -103,7 +103,7 @@ def _get_strided_parts(leaf: Tensor) -> list[Tensor]:
 def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
     """Build a leaf with the layout of ``leaf`` from the parts of a jagged tensor, or from one plain tensor."""
     return (
-        make_jagged(get_ragged_dim(leaf), *parts, seqlens=get_cached_seqlens(leaf))
+        JaggedParts.of_tensors(get_ragged_dim(leaf), parts)._replace(seqlens=get_cached_seqlens(leaf)).join()
         if leaf.is_nested
         else parts[0]
     )

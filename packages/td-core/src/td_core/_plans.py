@@ -29,8 +29,8 @@ from ._plan_steps import (
     make_positions,
     remove_size,
 )  # fmt: skip
-from .errors import DimError
-from .typing import Names
+from .errors import BatchSizeError, DimError
+from .typing import BatchSize, Names
 
 P = TypeVar("P", bound="ShapePlan")
 Leaf = Callable[[Any], Any]
@@ -340,6 +340,30 @@ def as_ints(provided: Any) -> Shape:
     if isinstance(provided, (int, torch.SymInt)):
         return (provided,)  # type: ignore[return-value]
     return tuple([item if type(item) is int else as_int(item) for item in provided])
+
+
+def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
+    """Convert an int, a sequence of ints or None to a ``torch.Size``; BatchSizeError if a dim is invalid.
+
+    >>> as_batch_size([3, 2]), as_batch_size(3), as_batch_size(None)
+    (torch.Size([3, 2]), torch.Size([3]), torch.Size([]))
+    """
+    if batch_size is None:
+        return torch.Size()
+    if type(batch_size) is not torch.Size:
+        try:
+            plain = isinstance(batch_size, (list, tuple))
+            batch_size = torch.Size(batch_size if plain else as_ints(batch_size))  # type: ignore[arg-type]
+        except TypeError as error:
+            raise BatchSizeError(
+                f"a batch size is an int or a sequence of ints; got {batch_size!r}"
+            ) from error
+    for dim in batch_size:
+        if dim < 0:
+            raise BatchSizeError(f"a batch size has no negative dim; got {list(batch_size)}")
+        if type(dim) is not int and isinstance(dim, np.integer):
+            return torch.Size(as_ints(batch_size))
+    return batch_size
 
 
 def wrap_dim(dim: int, ndim: int) -> int:

@@ -17,8 +17,9 @@ from ._collection import Core, get_tree_children, show_path
 from ._dim_names import inherit_names
 from ._foreach import PLAIN
 from ._mapped_names import get_names_after, get_names_before
-from ._nodes import KINDS, NodeKind, Record
+from ._nodes import KINDS, NodeKind
 from ._ragged import get_display_shape
+from ._records import Record
 from ._torch_private import functorch_level, get_mapped_dim
 from ._torch_private import pytree as torch_pytree
 from ._value_codec import is_same_value, join, split

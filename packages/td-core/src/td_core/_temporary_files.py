@@ -90,8 +90,9 @@ class _Temporary:
         self._close()
 
     def _finish(self, durable: bool) -> None:
+        self.temporary = ""  # committed, also if the names cannot be synced
         if durable:
-            sync_directory(os.path.dirname(self.path))
+            _sync_names(os.path.dirname(self.path))
         self._close()
 
     def _close(self) -> None:
@@ -108,7 +109,7 @@ class NewFile(_Temporary):
 
     Attributes:
         path: the final path, links resolved.
-        temporary: the path until then.
+        temporary: the path until then; empty after it.
         fd: file descriptor, open for reading and writing, with an exclusive ``flock``.
 
     >>> from pathlib import Path
@@ -169,7 +170,7 @@ class NewDirectory(_Temporary):
 
     Attributes:
         path: the final path, links resolved.
-        temporary: the path until then.
+        temporary: the path until then; empty after it.
 
     Raises:
         NotADirectoryError: a file is at the path.
@@ -295,22 +296,6 @@ def read_unreplaced(path: str | os.PathLike[str], read: Callable[[], ReadT]) -> 
     return read()
 
 
-def remove_stale(folder: str, is_own: Callable[[str], bool]) -> None:
-    """Remove the temporaries that killed saves left in a directory, for the final names that ``is_own`` accepts.
-
-    :class:`NewFile` and :class:`NewDirectory` do this for their path alone.
-
-    >>> from pathlib import Path
-    >>> Path(".data.bin.tmp-01234567").touch()
-    >>> remove_stale(".", lambda name: name.endswith(".bin"))
-    >>> Path(".data.bin.tmp-01234567").exists()
-    False
-    """
-    for item in _list(folder):
-        if item[:1] == "." and _TEMPORARY.search(item) and is_own(_TEMPORARY.sub("", item)[1:]):
-            _remove_if_stale(os.path.join(folder, item))
-
-
 def _remove_if_stale(path: str) -> None:
     """Remove a temporary, unless it is locked or cannot be removed."""
     with contextlib.suppress(OSError):
@@ -323,28 +308,33 @@ def _remove_if_stale(path: str) -> None:
 
 
 @contextlib.contextmanager
-def lock_directory(path: str) -> Iterator[None]:
-    """Let only one process at a time into the block, if the file system has locks.
+def lock_directory(path: str, suffixes: tuple[str, ...]) -> Iterator[None]:
+    """Let only one process at a time into the block, if the file system has locks, for a save of several files.
 
-    >>> with lock_directory("."):
-    ...     pass
+    First remove the temporaries that killed saves left for the files with one of the suffixes. :class:`NewFile` and
+    :class:`NewDirectory` do this for their path alone.
+
+    >>> from pathlib import Path
+    >>> Path(".data.bin.tmp-01234567").touch()
+    >>> with lock_directory(".", (".bin",)):
+    ...     Path(".data.bin.tmp-01234567").exists()
+    False
     """
-    if os.name == "nt":
-        yield
-        return
-    fd = os.open(path, os.O_RDONLY)
+    fd = -1 if os.name == "nt" else os.open(path, os.O_RDONLY)
     try:
-        _lock(fd)
+        if fd >= 0:
+            _lock(fd)
+        for item in _list(path):
+            if item[:1] == "." and _TEMPORARY.search(item) and _TEMPORARY.sub("", item).endswith(suffixes):
+                _remove_if_stale(os.path.join(path, item))
         yield
     finally:
-        _unlock_and_close(fd)
+        if fd >= 0:
+            _unlock_and_close(fd)
 
 
-def sync_directory(path: str) -> None:
-    """Write the names in a directory to the disk.
-
-    >>> sync_directory(".")
-    """
+def _sync_names(path: str) -> None:
+    """Write the names in a directory to the disk."""
     if os.name == "nt":
         return
     fd = os.open(path or ".", os.O_RDONLY)
@@ -362,7 +352,7 @@ def _sync_tree(path: str) -> None:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        sync_directory(folder)
+        _sync_names(folder)
 
 
 def _name_temporary(path: str, number: str) -> str:

@@ -38,10 +38,9 @@ from ._foreach import PLAIN, foreach, make_op
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._nested_components import apply_to_components
-from ._ops.batch_size import as_batch_size
 from ._ops.entries import coerce_for, get_default
 from ._ops.join_levels import check_even, join_components, join_nodes, zip_entries
-from ._plans import MultiPlan, ShapePlan
+from ._plans import MultiPlan, ShapePlan, as_batch_size
 from ._pytree import register_mapping, register_with_subclasses
 from ._torch_private import new_object
 from ._walks import has_entries

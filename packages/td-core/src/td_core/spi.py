@@ -19,24 +19,22 @@ from typing import TYPE_CHECKING
 
 from ._arrays import as_tensor
 from ._buffers import as_bytes, as_memory, is_stored
-from ._collection import Core as Node
 from ._collection import LEAF_KINDS, EntrySchema, is_aliasing, make_dense, show_path
-from ._core_kinds import make_header, read_header, read_header_field
+from ._collection import Core as Node
+from ._core_kinds import make_header
 from ._devices import as_device, wait_for
-from ._dim_names import check_names, resize_names
-from ._dtypes import STORABLE, UNSIGNED, as_dtype
+from ._dim_names import resize_names
+from ._dtypes import STORABLE, as_dtype
 from ._foreach import PLAIN
 from ._indexing import plan_index
 from ._keys import suggest_keys
 from ._locations import check_mode
 from ._locking import check_unlocked, lock
-from ._nested_components import compute_seqlens, make_jagged, split_jagged
+from ._nested_components import JaggedParts
 from ._nodes import as_named, user_class
-from ._ops.batch_size import as_batch_size
-from ._plans import MultiPlan, ShapePlan
+from ._plans import MultiPlan, ShapePlan, as_batch_size
 from ._public_names import LazyFunction, lazy_names, set_module
 from ._pytree import register as register_pytree
-from ._pytree import register_with_subclasses as register_pytree_family
 from ._saving import save_together
 from ._settings import Switch
 from ._shape_plans import stack_plan
@@ -55,23 +53,18 @@ from ._torch_private import (
 from ._value_codec import is_readable, is_same_value, parse_json
 from ._walks import expand, visit, walk
 from ._wrapper import Wrapper
-from ._writes.check import is_expanded
 from ._writes.run import copy_all
-from .plugins.memmap_methods import Progress
 
 __all__ = [
-    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "WRAPPING",
-    "EntrySchema", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "Progress", "ShapePlan",
-    "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory",
-    "as_named", "as_tensor", "check_mode", "check_names", "check_table", "check_unlocked",
-    "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table", "describe_table",
-    "dump_table", "expand", "foreach_kernel", "guard_forms", "is_aliasing", "is_expanded", "is_readable", "is_same_value",
-    "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "make_checksum", "make_dense",
-    "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object", "parse_json", "plain_results",
-    "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced", "register_pytree",
-    "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background", "run_parallel",
-    "save_together", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys",
-    "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
+    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "WRAPPING", "Checksum",
+    "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
+    "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named",
+    "as_tensor", "check_mode", "check_unlocked", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms",
+    "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "lock_directory",
+    "make_dense", "make_header", "make_nested_view", "make_reporter", "new_object", "parse_json", "plain_results",
+    "plan_index", "pytree", "read_unreplaced", "register_pytree", "resize_names", "run_command", "run_in_background",
+    "run_parallel", "save_together", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class",
+    "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.
@@ -157,24 +150,13 @@ if TYPE_CHECKING:
     from ._background import make_reporter as make_reporter
     from ._background import run_in_background as run_in_background
     from ._background import run_parallel as run_parallel
-    from ._checksums import as_buffer as as_buffer
-    from ._checksums import choose_algorithm as choose_algorithm
-    from ._checksums import compute_digest as compute_digest
-    from ._checksums import make_checksum as make_checksum
+    from ._checksums import Checksum as Checksum
     from ._command_line import run_command as run_command
-    from ._encoded_tables import check_table as check_table
-    from ._encoded_tables import decode_table as decode_table
-    from ._encoded_tables import describe_table as describe_table
-    from ._encoded_tables import dump_table as dump_table
-    from ._encoded_tables import load_table as load_table
-    from ._encoded_tables import select_keys as select_keys
     from ._inspection import show_size as show_size
     from ._temporary_files import NewDirectory as NewDirectory
     from ._temporary_files import NewFile as NewFile
     from ._temporary_files import lock_directory as lock_directory
     from ._temporary_files import read_unreplaced as read_unreplaced
-    from ._temporary_files import remove_stale as remove_stale
-    from ._temporary_files import sync_directory as sync_directory
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -182,12 +164,9 @@ else:
             "td_core._background": ["make_reporter", "run_in_background", "run_parallel"],
             "td_core._command_line": ["run_command"],
             "td_core._inspection": ["show_size"],
-            "td_core._checksums": ["as_buffer", "choose_algorithm", "compute_digest", "make_checksum"],
-            "td_core._encoded_tables": [
-                "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",
-            ],
+            "td_core._checksums": ["Checksum"],
             "td_core._temporary_files": [
-                "NewDirectory", "NewFile", "lock_directory", "read_unreplaced", "remove_stale", "sync_directory",
+                "NewDirectory", "NewFile", "lock_directory", "read_unreplaced",
             ],
         },
     )[0]  # fmt: skip

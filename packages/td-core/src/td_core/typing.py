@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, Union
 
 import torch
@@ -16,6 +16,7 @@ __all__ = [
     "Names",
     "NestedKey",
     "NoDefault",
+    "Progress",
     "Source",
     "SourceIndex",
 ]
@@ -76,6 +77,9 @@ BatchSize = Union[torch.Size, Sequence[int], int]  # noqa: UP007
 
 Names = tuple["str | None", ...]
 """Names of the batch dims: one name or None for each."""
+
+Progress = Union[bool, Callable[[int, int], Any]]  # noqa: UP007
+"""Value of the option ``progress``: False, True for a progress bar, or a function of (bytes done, total bytes)."""
 
 SourceIndex = tuple[Union[slice, Tensor], ...]  # noqa: UP007
 """Index of a :class:`Source`: one slice or tensor of positions per dim."""

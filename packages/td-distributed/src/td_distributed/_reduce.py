@@ -17,7 +17,7 @@ from td_core import TensorCollection, encode
 from td_core.errors import StructureError
 from td_core.plugins.declarations import implements
 from td_core.plugins.distributed_methods import DistributedMethods
-from td_core.spi import copy_all, is_expanded, is_stored, show_path
+from td_core.spi import copy_all, is_stored, show_path
 
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._group import Group, bytes_to_text, peer_error, text_to_bytes
@@ -259,7 +259,7 @@ def _describe_structure(collection: TensorCollection) -> tuple[_wire.Outline, di
         leaf, *fixed = _storage.pieces_of(encoded.leaves[i])[0]
         if is_stored(leaf):
             raise StructureError(f"{show_path(path)} is in a store; clone() reads it into memory")
-        if is_expanded(leaf):
+        if any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape)):
             raise StructureError(
                 f"{show_path(path)} is expanded, so its elements share memory; clone() it first"
             )

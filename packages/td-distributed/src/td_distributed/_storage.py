@@ -23,12 +23,10 @@ from td_core.errors import FormatError, StructureError
 from td_core.spi import (
     PLAIN,
     STORABLE,
+    JaggedParts,
     as_bytes,
-    compute_seqlens,
     copy_all,
     is_stored,
-    make_jagged,
-    split_jagged,
 )
 
 from . import _key_paths
@@ -238,8 +236,11 @@ def join_pieces(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = (
         made = known.get(id(parts))
         if made is None:
             # Without ``like`` the pieces are untrusted, so check that the rows are inside of the values.
-            seqlens = split_jagged(like[i]).seqlens if like else _compute_seqlens(dim, *parts)
-            made = known[id(parts)] = make_jagged(dim, *parts, seqlens=seqlens)
+            jagged = JaggedParts.of_tensors(dim, parts)
+            jagged = (
+                jagged._replace(seqlens=JaggedParts.of(like[i]).seqlens) if like else _check_jagged(jagged)
+            )
+            made = known[id(parts)] = jagged.join()
         result.append(made)
     return result
 
@@ -271,7 +272,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
             raise StructureError(
                 "a nested tensor of strided layout cannot be consolidated; convert it to torch.jagged"
             )
-        dim, values, offsets, lengths, _ = split_jagged(leaf)
+        dim, values, offsets, lengths, _ = JaggedParts.of(leaf)
         return (values, offsets) if lengths is None else (values, offsets, lengths), dim
     if leaf.layout is not torch.strided:
         raise StructureError(
@@ -499,19 +500,22 @@ def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
     return None
 
 
-def _compute_seqlens(
-    dim: int, values: Tensor, offsets: Tensor, *rest: Tensor
-) -> tuple[int | None, int | None]:
-    """Compute the minimum and maximum row length of an untrusted jagged tensor; raise FormatError if it is damaged."""
+def _check_jagged(parts: JaggedParts) -> JaggedParts:
+    """Return the parts of an untrusted jagged tensor with their ``seqlens``; raise FormatError if they are damaged."""
+    dim, values, *tables, _ = parts
     if values.is_meta:
-        return None, None
-    if any(piece.dim() != 1 or piece.dtype not in (torch.int32, torch.int64) for piece in (offsets, *rest)):
+        return parts
+    if any(
+        piece.dim() != 1 or piece.dtype not in (torch.int32, torch.int64)
+        for piece in tables
+        if piece is not None
+    ):
         raise FormatError("the offsets or lengths of a jagged tensor are not a vector of integers")
     if not 1 <= dim <= values.dim():
         raise FormatError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")
-    result = compute_seqlens(dim, values, offsets, *rest)
+    result = parts.check()
     if result is None:
         raise FormatError(
-            f"the rows of a jagged tensor lie outside of its {values.size(dim - 1)} values: {offsets.tolist()!r:.60}"
+            f"the rows of a jagged tensor lie outside of its {values.size(dim - 1)} values: {parts.offsets.tolist()!r:.60}"
         )
     return result

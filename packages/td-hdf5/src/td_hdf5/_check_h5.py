@@ -9,7 +9,7 @@ import torch
 
 from td_core import Report, Tree
 from td_core.array_formats import check_arrays, describe_arrays, read_hashes, report_damage
-from td_core.spi import Progress
+from td_core.typing import Progress
 
 from ._datasets import describe_storage, find_array
 from ._h5_files import Location, find_filename

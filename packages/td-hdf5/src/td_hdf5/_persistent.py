@@ -13,7 +13,7 @@ import torch
 from td_core import Encoded, StoredTensor, TensorDict, encode, kinds
 from td_core.array_formats import LiveCollection
 from td_core.errors import LockedError
-from td_core.spi import Node, as_batch_size, as_named, dump_table, load_table, set_module, show_path
+from td_core.spi import Node, as_batch_size, as_named, set_module, show_path
 
 from ._dataset_source import DatasetSource
 from ._datasets import DatasetOptions, write_text
@@ -62,7 +62,7 @@ class _Store:
 
     def write_values(self, path: tuple[str, ...], row: Row, node: Node) -> None:
         """Write the values of an entry into the header."""
-        made = build_rows(load_table(dump_table(encode(node), []), self.where), [None])
+        made = build_rows(Encoded.of_header(encode(node).make_header([]), self.where), [None])
         with self.file.use(write=True) as file:
             row.fields, row.values = made.fields, made.values
             self.header.write(file)

@@ -27,7 +27,8 @@ from td_core.array_formats import (
     view_mapped,
 )
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import Progress, check_mode, make_reporter, run_parallel, select_keys
+from td_core.spi import check_mode, make_reporter, run_parallel
+from td_core.typing import Progress
 
 from ._dataset_source import DatasetSource
 from ._datasets import (
@@ -208,7 +209,7 @@ def load(
         part = open_collection(path, mode="c", keys=keys, strict=strict)[rows].clone()
         return part if target is None else part.to(target)
     with open_save(path, strict=strict) as save:
-        table = select_keys(save.table, keys, save.path)
+        table = save.table.select_keys(keys, save.path)
         names = dict.fromkeys(name for place in table.leaves for name in list_names(place))
         if is_meta:
             arrays = {
@@ -300,7 +301,7 @@ def open_collection(
     """
     check_mode(mode)
     with open_save(path, strict=strict) as save:
-        table = select_keys(save.table, keys, save.path)
+        table = save.table.select_keys(keys, save.path)
         if mode == "r+":
             check_writable(save, table)
         result = open_table(save, table, mode, strict=strict)

@@ -14,16 +14,8 @@ from torch import Tensor
 from td_core import StoredTensor
 from td_core.array_formats import PlannedArray, as_storable
 from td_core.errors import LockedError
-from td_core.spi import (
-    NewFile,
-    Progress,
-    as_buffer,
-    choose_algorithm,
-    make_checksum,
-    make_reporter,
-    run_in_background,
-    show_path,
-)
+from td_core.spi import Checksum, NewFile, make_reporter, run_in_background, show_path
+from td_core.typing import Progress
 
 from ._datasets import (
     NATIVE,
@@ -181,7 +173,6 @@ def write_arrays(
     Raises:
         ValueError: HDF5 refuses an option.
     """
-    algorithm = choose_algorithm()
     digests: dict[str, str] = {}
     groups: dict[str, Any] = {above: h5py.h5g.open(file, above.encode() or b".")}
     if not above:
@@ -204,11 +195,11 @@ def write_arrays(
             write_text(dataset, "td_dtype", str(planned.logical).removeprefix("torch."))
         if blank:
             continue
-        checksum = make_checksum(algorithm) if checksums else None
+        checksum = Checksum() if checksums else None
         _write_elements(dataset, planned, array, checksum, report)
         if checksum is not None:
-            digests[name] = str(checksum.hexdigest())
-    return {"algorithm": algorithm, "datasets": digests} if checksums else None
+            digests[name] = checksum.hexdigest()
+    return {"algorithm": Checksum().algorithm, "datasets": digests} if checksums else None
 
 
 def write_facts(group: object, layout: Layout, position: int) -> None:
@@ -220,7 +211,11 @@ def write_facts(group: object, layout: Layout, position: int) -> None:
 
 
 def _write_elements(
-    dataset: object, planned: PlannedArray, array: Array, checksum: object, report: Callable[[int], None]
+    dataset: object,
+    planned: PlannedArray,
+    array: Array,
+    checksum: Checksum | None,
+    report: Callable[[int], None],
 ) -> None:
     if planned.dim is None and isinstance(planned.parts[0], StoredTensor):
         (leaf,) = planned.parts
@@ -240,7 +235,7 @@ def _write_elements(
         _note(piece, checksum, report)
 
 
-def _note(piece: Tensor, checksum: Any, report: Callable[[int], None]) -> None:
+def _note(piece: Tensor, checksum: Checksum | None, report: Callable[[int], None]) -> None:
     if checksum is not None:
-        checksum.update(as_buffer(piece))
+        checksum.update(piece)
     report(piece.nbytes)

@@ -17,7 +17,7 @@ from typing import Any
 
 from td_core import TensorCollection
 from td_core.errors import FormatError
-from td_core.spi import compute_digest, is_same_value, show_path
+from td_core.spi import Checksum, is_same_value, show_path
 
 from . import _file_names, _fs
 from ._chunks import write_chunks
@@ -349,8 +349,8 @@ def _write_manifest(
         sizes[place] = [status.st_size, status.st_mtime_ns]
     hashes: dict[Parts, str] = {}
     if algorithm is not None:
-        hashes = {place: compute_digest(algorithm, [text]) for place, text in metas.items()}
-        hashes |= {place: compute_digest(algorithm, read_file_chunks(tree, place)) for place in files}
+        hashes = {place: Checksum(algorithm, [text]).hexdigest() for place, text in metas.items()}
+        hashes |= {place: Checksum(algorithm, read_file_chunks(tree, place)).hexdigest() for place in files}
     tree.write((), _file_names.MANIFEST, format_manifest(sizes, algorithm, hashes))
 
 

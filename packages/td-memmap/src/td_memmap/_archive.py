@@ -24,9 +24,9 @@ from torch import Tensor
 
 from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError
-from td_core.plugins.memmap_methods import MemmapOptions, Progress
+from td_core.plugins.memmap_methods import MemmapOptions
 from td_core.spi import NewFile, make_reporter
-from td_core.typing import NestedKey
+from td_core.typing import NestedKey, Progress
 
 from . import _file_names, _fs
 from ._chunks import iter_chunks

@@ -25,7 +25,7 @@ from torch import Tensor
 from td_core import Record, TensorCollection, join_value, kinds
 from td_core.errors import FormatError, MissingPluginError
 from td_core.plugins.memmap_methods import LoadMemmapOptions
-from td_core.spi import as_named, compute_seqlens, make_jagged, make_reporter, show_path, user_class, visit
+from td_core.spi import JaggedParts, as_named, make_reporter, show_path, user_class, visit
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -457,7 +457,7 @@ class Reader:
             if entry.jagged is None:
                 return values
             offsets = torch.empty(entry.jagged["components"] + 1, dtype=torch.int64, device=device)
-            return make_jagged(entry.jagged["ragged"], values, offsets)
+            return JaggedParts(entry.jagged["ragged"], values, offsets).join()
         except (RuntimeError, AssertionError) as error:
             where, position = self.tree.show(node.parts, _file_names.META), show_path((*node.key, key))
             raise FormatError(
@@ -539,12 +539,12 @@ class Reader:
             for ending, dtype, shape in entry.parts()
         ]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
-        seqlens = None if size < 0 else compute_seqlens(ragged, *parts)
-        if seqlens is None:
+        checked = None if size < 0 else JaggedParts.of_tensors(ragged, parts).check()
+        if checked is None:
             what, wanted = ("offsets", "increasing") if len(parts) == 2 else ("lengths", "from the offsets")
             location = self._locate(node, f"{stem}.{what}.memmap")
             raise location.error(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}")
-        return make_jagged(ragged, *parts, seqlens=seqlens)
+        return checked.join()
 
     def _build(self, node: Node) -> object:
         """Build a node from its metadata and its loaded children."""

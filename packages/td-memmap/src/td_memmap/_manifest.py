@@ -8,8 +8,8 @@ from typing import Any
 
 from td_core import Problem, Report
 from td_core.errors import FormatError
-from td_core.plugins.memmap_methods import Progress
-from td_core.spi import compute_digest, make_checksum, make_reporter
+from td_core.spi import Checksum, make_reporter
+from td_core.typing import Progress
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree
@@ -93,7 +93,7 @@ def _parse_manifest(manifest: Any, where: str) -> tuple[dict[str, list[Any]], di
         raise FormatError(f"{where}: hashes is {hashes!r}, expected the hash of every file")
     if hashes or algorithm is not None:
         try:
-            make_checksum(str(algorithm))
+            Checksum(str(algorithm))
         except FormatError as error:
             raise FormatError(f"{where}: {error}") from error
     for name, row in files.items():
@@ -121,7 +121,7 @@ def _check_file(
         shorter = result.st_size < row[0] and (name.endswith(".memmap") or not _is_json(tree, path))
         return Problem(name, "damaged" if shorter else kind, f"{result.st_size} bytes, {row[0]} were saved")
     if wanted is not None:
-        digest = compute_digest(algorithm, read_file_chunks(tree, path))
+        digest = Checksum(algorithm, read_file_chunks(tree, path)).hexdigest()
         if digest != wanted:
             return Problem(name, kind, f"its hash is {digest}, {wanted} was saved")
     return None

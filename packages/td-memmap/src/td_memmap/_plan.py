@@ -20,7 +20,7 @@ from torch import Tensor
 
 from td_core import Record, encode, join_value, kinds, split_value
 from td_core.errors import CodecError
-from td_core.spi import Node, expand, is_readable, is_stored, show_path, split_jagged
+from td_core.spi import JaggedParts, Node, expand, is_readable, is_stored, show_path
 
 from . import _file_names
 from ._chunks import check_storable
@@ -339,7 +339,7 @@ class _Planner:
     def _plan_jagged(
         self, leaf: Tensor, entry: dict[str, object], parts: Parts, stem: str, key: KeyPath
     ) -> dict[str, object]:
-        ragged, values, offsets, lengths, _ = split_jagged(leaf)
+        ragged, values, offsets, lengths, _ = JaggedParts.of(leaf)
         check_storable(offsets, key)
         entry.update(
             layout="jagged",

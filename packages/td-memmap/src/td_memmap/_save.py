@@ -16,16 +16,13 @@ from torch import Tensor, nn
 from td_core import StructureError, TensorCollection, TensorDictFuture
 from td_core.plugins.memmap_methods import MemmapOptions
 from td_core.spi import (
+    Checksum,
+    JaggedParts,
     Node,
-    choose_algorithm,
-    compute_digest,
     lock,
-    make_checksum,
-    make_jagged,
     make_reporter,
     run_in_background,
     show_path,
-    split_jagged,
     visit,
     wait_for,
 )
@@ -220,7 +217,7 @@ class _Writer:
         self.sizes[file.path] = [file.nbytes, status.st_mtime_ns]
 
     def _write_elements(self, file: LeafFile, fd: int) -> None:
-        digest = make_checksum(choose_algorithm()) if self.options.checksums else None
+        digest = Checksum() if self.options.checksums else None
         for piece in iter_chunks(file.tensor):
             _fs.write_all(fd, piece)
             if digest is not None:
@@ -273,13 +270,13 @@ class _Writer:
 
     def _hash(self, path: Parts, content: Iterable[object]) -> None:
         if self.options.checksums:
-            self.hashes[path] = compute_digest(choose_algorithm(), content)
+            self.hashes[path] = Checksum(content=content).hexdigest()
 
     def _write_manifest(self) -> None:
         # The manifest also lists the root's metadata, which is written last.
         self._note_text(*self.plan.texts[-1])
         text = format_manifest(
-            self.sizes, choose_algorithm() if self.options.checksums else None, self.hashes
+            self.sizes, Checksum().algorithm if self.options.checksums else None, self.hashes
         )
         self.staging.tree.write((), _file_names.MANIFEST, text, sync=self.options.durable)
 
@@ -290,9 +287,9 @@ def _map_leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: boo
     mapped: dict[int, Tensor] = {id(file.leaf): files[file] for file in result if file.leaf is not None}
     for leaf, parts, ragged in plan.jagged:
         # The files of memmap_like are filled later, so cached component lengths may become wrong.
-        seqlens = (None, None) if like else split_jagged(leaf).seqlens
+        seqlens = (None, None) if like else JaggedParts.of(leaf).seqlens
         made_of = {role: as_plain(files[file]) for role, file in parts.items()}
-        mapped[id(leaf)] = make_jagged(ragged, **made_of, seqlens=seqlens)
+        mapped[id(leaf)] = JaggedParts(ragged, **made_of, seqlens=seqlens).join()
     return mapped
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from td_core import Encoded
 from td_core.array_formats import Place, compute_check, list_names, map_file, view_mapped
 from td_core.errors import FormatError
-from td_core.spi import check_table, load_table
 
 from ._byte_ranges import LocalReader, RangeReader, RangeSource
 from ._files import open_for_reading, read_bytes
@@ -207,7 +206,7 @@ def _describe(path: str, arrays: Arrays, metadata: Mapping[str, str]) -> Save:
     hashes = None
     if "td" in metadata:
         header = _read_header(metadata, path)
-        table, hashes = load_table(header, path), header.get("hashes")
+        table, hashes = Encoded.of_header(header, path), header.get("hashes")
         check = compute_check((name, array.shape) for name, (_, array) in arrays.items())
         if header.get("check") != check:
             raise FormatError(
@@ -215,7 +214,7 @@ def _describe(path: str, arrays: Arrays, metadata: Mapping[str, str]) -> Save:
             )
     elif "tensordict" in metadata:
         table = read_reference(parse_json(metadata["tensordict"], f"{path}: the tensordict header"), path)
-        check_table(table, path)
+        table.check_rows(path)
     else:
         return Save(path, arrays, build_foreign_table({name: array for name, (_, array) in arrays.items()}))
     named = set()

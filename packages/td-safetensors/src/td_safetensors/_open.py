@@ -12,7 +12,7 @@ from torch import Tensor
 from td_core import Encoded, NestedKey, StoredTensor
 from td_core.array_formats import Place, as_mapped, check_dense, list_names, refuse_values, restore
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, select_keys, set_module
+from td_core.spi import check_mode, set_module
 from td_core.typing import SourceIndex
 
 from ._byte_ranges import open_place
@@ -90,7 +90,7 @@ def open_collection(
     check_mode(mode)
     with open_save(path, storage_options) as save:
         open_array = save.make_opener()
-        table = select_keys(save.table, keys, save.path)
+        table = save.table.select_keys(keys, save.path)
         if mode == "r+":
             opened = _open_for_writing(save, table, strict).lock_()
             refuse_values(opened, save.path)

@@ -16,18 +16,15 @@ from torch import Tensor
 from td_core.array_formats import PlannedArray
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import (
+    Checksum,
     NewFile,
-    Progress,
-    as_buffer,
-    choose_algorithm,
-    compute_digest,
+    as_bytes,
     lock_directory,
     make_reporter,
-    remove_stale,
     run_in_background,
     run_parallel,
-    sync_directory,
 )
+from td_core.typing import Progress
 
 from ._format import NAMES, Array, build_header
 from ._layout_plan import Plan, make_plan
@@ -138,9 +135,8 @@ def create_file(like: object, path: str | os.PathLike[str], *, durable: bool = F
 
 
 def _hash(stored: dict[str, PlannedArray]) -> dict[str, Any]:
-    algorithm = choose_algorithm()
-    digests = {name: compute_digest(algorithm, map(as_buffer, item.read())) for name, item in stored.items()}
-    return {"algorithm": algorithm, "tensors": digests}
+    digests = {name: Checksum(content=item.read()).hexdigest() for name, item in stored.items()}
+    return {"algorithm": Checksum().algorithm, "tensors": digests}
 
 
 def _save_file(
@@ -216,14 +212,14 @@ def _list_buffers(group: list[PlannedArray]) -> Iterator[Any]:
     for item in group:
         first = item.parts[0]
         if small and (first.dtype != small[0].dtype or not _is_small(item)):
-            yield as_buffer(torch.cat(small))
+            yield as_bytes(torch.cat(small)).numpy()
             small = []
         if _is_small(item):
             small += [part.reshape(-1) for part in item.parts]
         else:
-            yield from map(as_buffer, item.read())
+            yield from (as_bytes(piece).numpy() for piece in item.read())
     if small:
-        yield as_buffer(torch.cat(small))
+        yield as_bytes(torch.cat(small)).numpy()
 
 
 def _is_small(item: PlannedArray) -> bool:
@@ -253,40 +249,33 @@ def _save_shards(
     index = os.path.join(folder, INDEX)
     shards = split_shards(plan.stored, limit)
     header = json.loads(plan.make_metadata(_hash(plan.stored) if checksums else None)["td"])
-    with lock_directory(folder):
-        remove_stale(folder, lambda name: name.endswith((".safetensors", ".safetensors.index.json")))
+    with lock_directory(folder, (".safetensors", ".safetensors.index.json")):
         old = list_shards(folder)
         names = [name_shard(i, len(shards)) for i in range(len(shards))]
         if old.intersection(names):
             # The old index names these files, so the new ones need other names until it is replaced.
             generation = secrets.token_hex(4)
             names = [name_shard(i, len(shards), generation) for i in range(len(shards))]
-        try:
-            for name, shard in zip(names, shards, strict=True):
-                _write_file(os.path.join(folder, name), shard, {"format": "pt"}, durable, num_threads, report)
-            content = {
-                "metadata": {"total_size": sum(item.nbytes for item in plan.stored.values())},
-                "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
-                "td": header,
-            }
-            _write_index(index, content, durable)
-        except BaseException:
-            for name in names:
-                _remove(os.path.join(folder, name))
-            raise
-        # The index is in place, so an error from here on leaves the new save.
-        if durable:
-            sync_directory(folder)
+        with NewFile(index) as file:
+            try:
+                for name, shard in zip(names, shards, strict=True):
+                    _write_file(
+                        os.path.join(folder, name), shard, {"format": "pt"}, durable, num_threads, report
+                    )
+                content = {
+                    "metadata": {"total_size": sum(item.nbytes for item in plan.stored.values())},
+                    "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
+                    "td": header,
+                }
+                file.write([json.dumps(content, indent=2).encode()])
+                file.commit(durable=durable)
+            except BaseException:
+                if file.temporary:  # with the index in place, an error leaves the new save
+                    for name in names:
+                        _remove(os.path.join(folder, name))
+                raise
         for name in old - set(names):
             _remove(os.path.join(folder, name))
-
-
-def _write_index(path: str, content: dict[str, object], durable: bool) -> None:
-    with NewFile(path) as file:
-        file.write([json.dumps(content, indent=2).encode()])
-        if durable:
-            os.fsync(file.fd)
-        file.commit()
 
 
 def _remove(path: str) -> None:

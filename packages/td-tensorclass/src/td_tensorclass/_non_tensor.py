@@ -21,11 +21,9 @@ from td_core.spi import (
     ShapePlan,
     as_batch_size,
     as_device,
-    check_names,
     check_unlocked,
     is_same_value,
     new_object,
-    register_pytree_family,
 )
 from td_core.typing import BatchSize, DeviceType, Names
 
@@ -67,6 +65,10 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
 
     _metadata: dict[str, Any] | None
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        register_data(cls)
+
     def __init__(
         self,
         data: Any,
@@ -88,8 +90,9 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             )
         self._store_new([data])
         self._metadata = _metadata
-        size = as_batch_size(batch_size)
-        self._start(size, None if device is None else as_device(device), check_names(names, len(size)))
+        self._start(as_batch_size(batch_size), None if device is None else as_device(device))
+        if names is not None:
+            self.names = names
 
     @classmethod
     def from_tensordict(
@@ -356,7 +359,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         )
 
 
-register_pytree_family(NonTensorDataBase, register_data)
+register_data(NonTensorDataBase)
 
 
 class NonTensorData(NonTensorDataBase):

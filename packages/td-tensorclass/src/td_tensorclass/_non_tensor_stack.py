@@ -21,12 +21,10 @@ from td_core.spi import (
     ShapePlan,
     as_batch_size,
     as_device,
-    check_names,
     check_unlocked,
     is_same_value,
     new_object,
     plan_index,
-    register_pytree_family,
     show_path,
     stack_plan,
 )
@@ -98,6 +96,10 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 stack._assign(prefix, {key: node})
         super()._store(cells, places, new)
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        register_stack(cls)
+
     def __init__(
         self,
         *args: Any,
@@ -119,7 +121,9 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         if size.numel() != len(values) or provided not in (None, size):
             made = list(size) if args else "none"
             raise BatchSizeError(f"batch_size {list(provided or ())} was given, the values make {made}")
-        self._fill(values, size, None if device is None else as_device(device), check_names(names, len(size)))
+        self._fill(values, size, None if device is None else as_device(device), None)
+        if names is not None:
+            self.names = names
         if items:
             self._joints = find_joints(items, plan)
 
@@ -653,4 +657,4 @@ def _get_coordinates(place: int, size: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-register_pytree_family(NonTensorStack, register_stack)
+register_stack(NonTensorStack)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from td_core import Layout, LazyStackedTensorDict, NodeKind, Record, TensorCollection, TensorDict, kinds
-from td_core.spi import expand, read_header_field, register_pytree
+from td_core.spi import expand, register_pytree
 from td_core.spi import lock as lock_nodes
 
 from ._non_tensor import NonTensorData
@@ -38,7 +38,7 @@ def register_class(cls: Any) -> None:
         return Record({}, members={MEMBER: node._tensordict}, values=dict.fromkeys(absent(node)))
 
     def unflatten(record: Record) -> Any:
-        names = read_header_field(record.meta, "absent", list, type(None)) or ()
+        names = record.read_field("absent", list, type(None)) or ()
         values = {**dict.fromkeys(names), **record.values}
         return unflatten_directory(Record({}, {}, record.members, values, complete=record.complete))
 

@@ -22,7 +22,6 @@ from td_core.spi import (
     Wrapper,
     as_batch_size,
     as_device,
-    check_names,
     check_unlocked,
     expand,
     make_dense,
@@ -115,12 +114,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             kwargs, init_vars = schema.fill(kwargs)
         size = as_batch_size(batch_size)
         data: dict[str, Any] = {}
-        td = make_dense(
-            data,
-            size,
-            None if device is None else as_device(device),
-            None if names is None else check_names(names, len(size)),
-        )
+        td = make_dense(data, size, None if device is None else as_device(device))
+        if names is not None:
+            td.names = names
         object.__setattr__(self, "_tensordict", td)
         ndim = len(size)
         as_they_are = (

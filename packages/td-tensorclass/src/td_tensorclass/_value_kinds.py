@@ -9,7 +9,7 @@ import torch
 
 from td_core import Layout, NodeKind, Record, kinds
 from td_core.errors import FormatError
-from td_core.spi import check_names, make_header, read_header, read_header_field
+from td_core.spi import make_header
 
 from ._metadata import MetaData
 from ._non_tensor import NonTensorData, NonTensorDataBase
@@ -30,7 +30,7 @@ NodeT = TypeVar("NodeT", NonTensorDataBase, NonTensorStack, UnbatchedNode)
 
 def _apply_header(node: NodeT, meta: dict[str, object]) -> NodeT:
     """Set the device, names and lock of a node from its header."""
-    _, device, names, locked = read_header({"batch_size": [*node.batch_size], **meta})
+    _, device, names, locked = Record({"batch_size": [*node.batch_size], **meta}).read_header()
     node._device = node._device if device is None else device
     node._names = node._names if names is None else names
     return node.lock_() if locked else node
@@ -44,7 +44,7 @@ def _flatten_data(node: NonTensorDataBase) -> Record:
 
 
 def _unflatten_data(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
-    size = read_header_field(record.meta, "batch_size", list)
+    size = record.read_field("batch_size", list)
     node = (record.cls or cls)(record.values["data"], record.values.get("_metadata"), batch_size=size)
     return _apply_header(node, record.meta)
 
@@ -62,12 +62,12 @@ def _joints_of(node: NonTensorStack) -> dict[str, object]:
     return {"joints": {"dims": list(dims), "ones": ones}}
 
 
-def _join_as(stack: NonTensorStack, meta: dict[str, object]) -> None:
+def _join_as(stack: NonTensorStack, record: Record) -> None:
     """Set the batch dims along which a stack varies (:data:`Joints`) from its header."""
-    told, ndim = read_header_field(meta, "joints", dict, _NONE), len(stack.batch_size)
+    told, ndim = record.read_field("joints", dict, _NONE), len(stack.batch_size)
     if told is None:
         return
-    dims, ones = read_header_field(told, "dims", list), read_header_field(told, "ones", list, _NONE)
+    dims, ones = Record(told).read_field("dims", list), Record(told).read_field("ones", list, _NONE)
     count = stack.batch_size.numel()
     if not all(type(dim) is int and 0 <= dim < ndim for dim in dims) or len(ones or "." * count) != count:
         raise FormatError(
@@ -77,13 +77,13 @@ def _join_as(stack: NonTensorStack, meta: dict[str, object]) -> None:
 
 
 def _unflatten_stack(record: Record) -> NonTensorStack:
-    values, size = record.values["data"], torch.Size(read_header_field(record.meta, "batch_size", list))
+    values, size = record.values["data"], torch.Size(record.read_field("batch_size", list))
     if not isinstance(values, list) or len(values) != size.numel():
         raise FormatError(
             f"a NonTensorStack of batch size {list(size)} needs {size.numel()} values; got {values!r}"
         )
     stack = (record.cls or NonTensorStack)._of(values, size)
-    _join_as(stack, record.meta)
+    _join_as(stack, record)
     return _apply_header(stack, record.meta)
 
 
@@ -133,7 +133,7 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
     # If the batch size is not stored, each depth at which the lists have equal lengths is a dim.
     size = record.meta.get("batch_size")
     stack = (record.cls or NonTensorStack).from_list(data, None if size is None else len(size))
-    _join_as(stack, record.meta)
+    _join_as(stack, record)
     meta = {"device": record.meta.get("device"), "names": record.meta.get("_names")}
     return _apply_header(stack, meta)
 
@@ -151,7 +151,7 @@ def _stack_to_buffer(node: NonTensorStack) -> Record:
 
 def _stack_from_buffer(record: Record) -> NonTensorStack:
     meta = record.meta
-    name = read_header_field(meta, "stack_dim_name", str, _NONE)
+    name = record.read_field("stack_dim_name", str, _NONE)
     if "batch_size" in meta:
         stack = _unflatten_stack(Record({"batch_size": meta["batch_size"]}, values={"data": []}))
         names: list[str | None] = [None] * len(stack.batch_size)
@@ -162,8 +162,8 @@ def _stack_from_buffer(record: Record) -> NonTensorStack:
         names = members[0].names
         names.insert(meta["stack_dim"], name)
     if any(names):
-        stack._names = check_names(names, len(stack.batch_size))
-    if read_header_field(meta, "is_locked", bool, _NONE):
+        stack.names = names
+    if record.read_field("is_locked", bool, _NONE):
         stack.lock_()
     return stack
 
@@ -194,7 +194,7 @@ def _flatten_unbatched(node: UnbatchedNode) -> Record:
 
 def _unflatten_unbatched(record: Record) -> UnbatchedNode:
     data: Any = record.entries["data"]
-    node = UnbatchedNode(data, torch.Size(read_header_field(record.meta, "stands_for", list)))
+    node = UnbatchedNode(data, torch.Size(record.read_field("stands_for", list)))
     return _apply_header(node, record.meta)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from td_core import NestedKey, StoredTensor, TensorDict, encode, kinds
+from td_core import Encoded, NestedKey, StoredTensor, TensorDict, encode, kinds
 from td_core.array_formats import (
     LiveCollection,
     build_collection,
@@ -16,7 +16,7 @@ from td_core.array_formats import (
     list_names,
     make_array_plan,
 )
-from td_core.spi import dump_table, load_table, select_keys, set_module
+from td_core.spi import set_module
 
 from ._array_documents import NATIVE, ArrayInfo, ChunkOptions, join_names, make_array_document, make_blank
 from ._dim_labels import name_dims
@@ -100,11 +100,11 @@ class _LiveGroup:
         infos: dict[str, ArrayInfo] = group.arrays
         planned = None if entry is None else self._plan(entry, infos)
         if planned is not None:
-            table = load_table(planned.plan.header, group.where)
+            table = Encoded.of_header(planned.plan.header, group.where)
             places = {key: place for key, place in places.items() if key[: len(added)] != added}
             places.update(zip(table.leaf_paths(), table.leaves, strict=True))
             infos = {**infos, **planned.arrays}
-        header = dump_table(encoded, [places[key] for key in encoded.leaf_paths()])
+        header = encoded.make_header([places[key] for key in encoded.leaf_paths()])
         used = {name for place in header["leaves"] for name in list_names(place)}
         header["check"] = compute_check((name, infos[name].shape) for name in used)
         if not group.is_strict:
@@ -135,7 +135,7 @@ class _LiveGroup:
     def open_entry(self, path: KeyPath) -> Any:
         """Open an entry of the group for writing."""
         group = read_group(self.objects)
-        table = select_keys(group.table, [_as_key(path)], group.where)
+        table = group.table.select_keys([_as_key(path)], group.where)
         opener = Opener(group, table, "r+")
         opened = build_collection(table, group.where, opener.read, wrap=opener.wrap)
         return opened.get(_as_key(path))

@@ -12,15 +12,8 @@ import torch
 from torch import Tensor
 
 from td_core.array_formats import ArrayPlan, PlannedArray, make_array_plan
-from td_core.spi import (
-    NewDirectory,
-    NewFile,
-    Progress,
-    as_buffer,
-    make_reporter,
-    run_in_background,
-    run_parallel,
-)
+from td_core.spi import NewDirectory, NewFile, as_bytes, make_reporter, run_in_background, run_parallel
+from td_core.typing import Progress
 
 from ._array_documents import (
     INCOMPLETE,
@@ -229,7 +222,7 @@ def dump_json(document: object) -> bytes:
 
 
 def _write_raw(objects: Objects, info: ArrayInfo, item: PlannedArray, report: Callable[[int], None]) -> None:
-    objects.put(f"{info.name}/{info.raw}", [as_buffer(part) for part in item.read()])
+    objects.put(f"{info.name}/{info.raw}", [as_bytes(part).numpy() for part in item.read()])
     report(item.nbytes)
 
 

@@ -28,13 +28,14 @@ from .._devices import as_device
 from .._dim_names import check_names
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
+from .._plans import as_batch_size
 from .._walks import has_entries
 from .._writes.check import check_copied
 from .._writes.run import Transaction
 from .._writes.update import Update
 from ..errors import BatchSizeError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
-from .batch_size import as_batch_size, fit_batch_size
+from .batch_size import fit_batch_size
 from .operands import write_result
 from .parameter_writes import find_data
 from .shared_memory import are_equal, get_memory_key, may_share_memory

@@ -1,44 +1,17 @@
-"""Parse batch sizes and infer them from the shapes of leaves."""
+"""Fit batch sizes of values, and infer batch sizes from the shapes of leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .._collection import Core
-from .._plans import as_ints
 from .._ragged import get_display_shape
 from .._walks import has_entries
 from ..errors import BatchSizeError
-from ..typing import BatchSize
-
-
-def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
-    """Convert an int, a sequence of ints or None to a ``torch.Size``; BatchSizeError if a dim is invalid.
-
-    >>> as_batch_size([3, 2]), as_batch_size(3), as_batch_size(None)
-    (torch.Size([3, 2]), torch.Size([3]), torch.Size([]))
-    """
-    if batch_size is None:
-        return torch.Size()
-    if type(batch_size) is not torch.Size:
-        try:
-            plain = isinstance(batch_size, (list, tuple))
-            batch_size = torch.Size(batch_size if plain else as_ints(batch_size))  # type: ignore[arg-type]
-        except TypeError as error:
-            raise BatchSizeError(
-                f"a batch size is an int or a sequence of ints; got {batch_size!r}"
-            ) from error
-    for dim in batch_size:
-        if dim < 0:
-            raise BatchSizeError(f"a batch size has no negative dim; got {list(batch_size)}")
-        if type(dim) is not int and isinstance(dim, np.integer):
-            return torch.Size(as_ints(batch_size))
-    return batch_size
 
 
 def fit_batch_size(value: Any, batch_size: torch.Size, path: tuple[str, ...]) -> Any:

@@ -347,12 +347,15 @@ class MetadataMixin(Core):
         torch.Size([3, 2])
         """
         path = unravel_key_to_tuple(key)
-        node = get_parent(self, path)
-        try:
-            (field,) = filter_entries(node._inner(), {path[-1]: None})._print_node().fields
-        except ValueError:
-            raise missing_key_error(node, path[-1], path[:-1]) from None
-        entry = field.entry
+        parent = get_parent(self, path)
+        node = parent._inner()
+        children = node._children()
+        entry: Any = children.get(path[-1]) if type(children) is dict else None
+        if not isinstance(entry, (Tensor, Core)):  # an entry of a lazy stack is described without stacking it
+            fields = filter_entries(node, {path[-1]: None})._print_node().fields
+            if not fields:
+                raise missing_key_error(parent, path[-1], path[:-1])
+            entry = fields[0].entry
         if isinstance(entry, str):
             raise StructureError(
                 f"{show_path(path)} has no shape: it is {entry} in the members of a lazy stack"

@@ -37,8 +37,9 @@ from .._collection import (
 )
 from .._locking import check_unlocked
 from .._nested_components import has_same_components
-from .._nodes import KINDS, NodeKind, Record
+from .._nodes import KINDS, NodeKind
 from .._ragged import get_display_shape
+from .._records import Record
 from .._roles import in_role, role
 from .._walks import has_entries, visit
 from .._writes.check import check_writable

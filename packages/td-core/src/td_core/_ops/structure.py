@@ -20,11 +20,12 @@ from .._dim_names import check_names, resize_names
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf, is_leaf_or_value
+from .._plans import as_batch_size
 from .._ragged import list_distinct_members
 from .._walks import Position, get_path, has_entries, list_holders, list_state_nodes, map_levels, visit
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
-from .batch_size import as_batch_size, fit_batch_size
+from .batch_size import fit_batch_size
 from .flattening import flatten_entries, unflatten_entries
 from .key_trees import KeyTree, RequestedKeys, build_key_tree, restrict
 from .locking import undo_on_exit, write_back_on_exit

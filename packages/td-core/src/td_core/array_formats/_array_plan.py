@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .._collection import show_path
-from .._encoded_tables import dump_table
 from .._nodes import Encoded, encode
 from .._saving import check_whole
 from ..errors import CodecError
@@ -64,7 +63,7 @@ class ArrayPlan:
 
     Attributes:
         arrays: the arrays by name, in the order of the tree.
-        header: the header that :func:`td_core.spi.dump_table` returns, with ``check``, see :func:`compute_check`.
+        header: the header of :meth:`td_core.Encoded.make_header`, with ``check``, see :func:`compute_check`.
         nodes: path of each node, without the names of hidden members.
         leaves: the leaves.
         stacks: the leaves that are stored as one array, by the position of the first one.
@@ -133,7 +132,7 @@ def make_array_plan(
             builder.add_leaf(position, *pieces[position], identities[position], dims, path)
     for dtype, members in packs.items():
         builder.add_pack(dtype, members)
-    header = dump_table(encoded, builder.places)
+    header = encoded.make_header(builder.places)
     header["check"] = compute_check((name, item.shape) for name, item in builder.arrays.items())
     return ArrayPlan(builder.arrays, header, paths, leaves, stacks, homes)
 

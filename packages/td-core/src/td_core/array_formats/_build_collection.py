@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, show_path
-from .._encoded_tables import decode_table
 from .._nodes import Encoded
 from .._public_names import set_module
 from .._storage_backends import Keeper
@@ -29,7 +28,7 @@ def build_collection(
     wrap: Callable[[Place, Tensor], Tensor] | None = None,
     strict: bool = True,
 ) -> Any:
-    """Build the collection of a table from :func:`td_core.spi.load_table`.
+    """Build the collection of a table from :meth:`td_core.Encoded.of_header`.
 
     Args:
         table: the table, with places as leaves.
@@ -56,7 +55,7 @@ def build_collection(
             path = table.leaf_paths(members=False)[len(leaves)]
             raise FormatError(f"{where}: {show_path(path)}: {error}") from error
     rows = [{**row, "meta": _with_device(row, device)} for row in table.nodes]
-    return decode_table(replace(table, nodes=rows), leaves, where, strict=strict)
+    return replace(table, nodes=rows).build(leaves, where, strict=strict)
 
 
 def _with_device(row: dict[str, Any], device: torch.device | None) -> dict[str, object]:

@@ -9,13 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from .._background import make_reporter
-from .._checksums import as_buffer, compute_digest
+from .._checksums import Checksum
 from .._collection import show_path
-from .._encoded_tables import describe_table
 from .._inspection import Problem, Report, Tree
 from .._nodes import Encoded
 from ..errors import FormatError, TensorDictError, UnsupportedOperationError
-from ..plugins.memmap_methods import Progress
+from ..typing import Progress
 from ._build_collection import build_collection
 from ._places import Place, is_nested, list_names, restore
 
@@ -59,7 +58,7 @@ def describe_arrays(
             leaf.nbytes = found.nbytes
         return leaf
 
-    return describe_table(table, os.path.basename(where.rstrip("/")) or where, describe)
+    return table.describe(os.path.basename(where.rstrip("/")) or where, describe)
 
 
 def check_dense(table: Encoded, where: str) -> None:
@@ -119,7 +118,7 @@ def check_arrays(
         report(size)
         if name not in digests:
             continue
-        digest = compute_digest(algorithm, [as_buffer(array)])
+        digest = Checksum(algorithm, [array]).hexdigest()
         if digest != digests[name]:
             detail = f"the hash of {_find_keys(table, name)} is {digest}, {digests[name]} was saved"
             problems.append(Problem(locate(name), "damaged", detail))

@@ -13,7 +13,7 @@ from torch import Tensor
 from .._base import TensorDictBase
 from .._collection import Child, Core, make_dense, show_path
 from .._dim_names import resize_names
-from .._ops.batch_size import as_batch_size
+from .._plans import as_batch_size
 from .._storage_backends import Keeper
 from .._stored import StoredTensor
 from .._tensordict import TensorDict

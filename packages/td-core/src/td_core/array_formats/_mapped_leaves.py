@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._checksums import as_buffer
+from .._buffers import as_bytes
 from .._public_names import set_module
 from .._torch_private import plain_results
 from ..errors import FormatError
@@ -81,7 +81,7 @@ def read_into(fd: int, target: Tensor, position: int, report: Callable[[int], No
     Raises:
         FormatError: the file ends before.
     """
-    view = memoryview(as_buffer(target))
+    view = as_bytes(target).numpy().data
     while len(view):
         count = os.preadv(fd, [view[:READ_PIECE]], position)
         if not count:

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..typing import DeviceType, DtypeLike, NestedKey
+from ..typing import DeviceType, DtypeLike, NestedKey, Progress
 from .declarations import provided_by, takes
 
 if TYPE_CHECKING:
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadMemmapInplaceOptions", "LoadMemmapOptions", "MemmapInplaceOptions", "MemmapLikeOptions", "MemmapMethods",
-    "MemmapOptions", "Progress", "StoreMethods",
+    "MemmapOptions", "StoreMethods",
 ]  # fmt: skip
-
-#: Type of ``progress``: False, True for a progress bar, or a function of (bytes done, total bytes).
-Progress = bool | Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, eq=False)

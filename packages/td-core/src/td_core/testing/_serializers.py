@@ -14,7 +14,8 @@ from .._base import TensorDictBase
 from .._collection import Core
 from .._decoding import decode
 from .._locations import MODES, read_head
-from .._nodes import NodeKind, Record, encode
+from .._nodes import NodeKind, encode
+from .._records import Record
 from .._saving import append, create, inspect, load, save, verify
 from .._saving import open as open_save
 from .._serializers import SERIALIZERS, Serializer, list_options
