@@ -12,7 +12,7 @@ import torch
 import zarr
 
 from td_core import TensorDict, lazy_stack
-from td_core.errors import CodecError, UnsupportedOperationError
+from td_core.errors import CodecError, KeyPathError, StructureError, UnsupportedOperationError
 from td_core.testing import kill_after
 from td_zarr import ZarrTensorDict, from_zarr, load, save, to_zarr, verify
 
@@ -127,6 +127,36 @@ def test_change_reaches_the_group(change: Any, place: str, path: Path, td: Tenso
     arrays = {name for name, node in group.members(max_depth=None) if isinstance(node, zarr.Array)}
     stored = zarr.open_group(location, mode="r", use_consolidated=False)
     assert arrays == {name for name, node in stored.members(max_depth=None) if isinstance(node, zarr.Array)}
+
+
+def test_change_after_other_instance_keeps_its_entries(path: Path, td: TensorDict) -> None:
+    first = to_zarr(td, path)
+    second = from_zarr(path, mode="r+")
+    first["new"] = torch.ones(td.batch_size)
+    second["n", "new"] = torch.ones(td.batch_size)
+    assert {"new", ("n", "new")} < set(load(path).keys(True, True))
+    del first["n"]
+    with pytest.raises(
+        KeyPathError, match="key 'n' was removed since the collection was opened: open it again"
+    ):
+        second["n", "other"] = torch.ones(td.batch_size)
+    first.batch_size = []
+    with pytest.raises(StructureError, match=r"cannot set key 'other': the batch size is \[\] now, and was "):
+        second["other"] = torch.ones(td.batch_size)
+    assert verify(path).ok
+
+
+def test_batch_size_of_opening_reaches_the_group(path: Path, td: TensorDict) -> None:
+    to_zarr(td, path)
+    from_zarr(path, mode="r+", batch_size=[])["new"] = torch.ones(1)
+    assert (load(path).batch_size, load(path)["new"].tolist()) == ((), [1])
+
+
+def test_replace_level_by_its_leaf(path: Path, td: TensorDict) -> None:
+    live = to_zarr(TensorDict({"n": td.clone()}), path)
+    live["n"] = live["n", "n"]
+    assert set(load(path).keys(True, True)) == {("n", key) for key in td["n"].keys()}
+    assert torch.equal(load(path)["n", "b"], td["n", "b"])
 
 
 def test_results_of_operations_are_collections_in_memory(path: Path, td: TensorDict) -> None:

@@ -42,7 +42,12 @@ def dump_table(encoded: Encoded, places: Sequence[object]) -> dict[str, Any]:
         except CodecError as error:
             path = _find_value(encoded, len(pairs))
             raise CodecError(f"cannot save {show_path(path)}: {error}") from error
-    return {"version": VERSION, "nodes": encoded.nodes, "leaves": list(places), "values": pairs}
+    return make_table_header(replace(encoded, leaves=list(places), values=pairs))
+
+
+def make_table_header(table: Encoded) -> dict[str, Any]:
+    """Return the header of a table, with places as leaves and pairs as values."""
+    return {"version": VERSION, "nodes": table.nodes, "leaves": table.leaves, "values": table.values}
 
 
 def _find_value(encoded: Encoded, position: int) -> tuple[str, ...]:
@@ -108,6 +113,12 @@ def select_keys(encoded: Encoded, keys: Iterable[NestedKey] | NestedKey | None, 
     if missing := selection.wanted - selection.found - {()}:
         raise KeyPathError(f"{where}: the save has no {', '.join(map(show_path, sorted(missing)))}")
     return _renumber(encoded, rows)
+
+
+def prune_table(encoded: Encoded, root: int = 0) -> Encoded:
+    """Return the table of a node, with what is below it and nothing else."""
+    rows = [encoded.nodes[root], *encoded.nodes[1:]]
+    return _renumber(encoded, _Selection(rows, [()]).select_rows())
 
 
 class _Selection:

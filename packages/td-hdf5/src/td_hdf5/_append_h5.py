@@ -143,3 +143,4 @@ def _grow(location: Location, leaves: list[tuple[str, Any]], count: int) -> None
         for row in header["nodes"]:
             row["meta"]["batch_size"][0] += count
         write_header(file, header)
+    StoreFile.at(path).content = None

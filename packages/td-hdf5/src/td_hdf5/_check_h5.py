@@ -31,18 +31,13 @@ def inspect(path: Location) -> Tree:
             b: leaf [1] torch.int64, 8 bytes
     """
     with open_save(path) as save:
-        return describe_arrays(save.table, save.path, partial(_make_blank, save), partial(_locate, save))
+        return describe_arrays(save.table, save.path, save.make_blank, partial(_locate, save))
 
 
 def _locate(save: Save, name: str) -> str:
     if name in save.loaded:
         return f"/{name}: field of a dataset"
     return f"/{name}: {describe_storage(find_array(save.file, name, save.path)[0])}"
-
-
-def _make_blank(save: Save, name: str) -> torch.Tensor:
-    array = save.arrays[name]
-    return torch.empty(array.shape, dtype=array.dtype, device="meta")
 
 
 def verify(path: Location, *, progress: Progress = False) -> Report:

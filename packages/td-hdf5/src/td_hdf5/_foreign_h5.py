@@ -35,16 +35,14 @@ class Foreign:
     """The content of a file.
 
     Attributes:
-        table: the encoded collection, with places as leaves.
+        table: the encoded collection, with places as leaves. A row has the name of its ``group``, or None.
         arrays: dtype and shape of the datasets.
-        groups: the group of each node; None for a value.
         others: names of links that belong to no leaf.
         loaded: arrays in memory, for datasets whose elements are fields.
     """
 
     table: Encoded
     arrays: dict[str, Array] = field(default_factory=dict)
-    groups: list[str | None] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     loaded: dict[str, Tensor] = field(default_factory=dict)
 
@@ -84,7 +82,7 @@ class _Reader:
 
     def add_row(self, above: int, key: str | None, group: str | None) -> int:
         position = self.builder.add_row("TensorDict", {"batch_size": []})
-        self.result.groups.append(group)
+        self.builder.rows[position]["group"] = group
         if key is not None:
             self.builder.rows[above]["entries"].append([key, position])
         self.shapes.append([])

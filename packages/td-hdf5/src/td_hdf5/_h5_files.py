@@ -151,6 +151,7 @@ class StoreFile:
         path: absolute path.
         identity: device and inode, which differ after another file was saved under the path.
         structure: number of the changes of the structure by this process, after which datasets are looked up again.
+        content: what the header describes, if it was read since the file was opened.
     """
 
     def __init__(self, path: str, identity: tuple[int, int]) -> None:
@@ -161,6 +162,7 @@ class StoreFile:
         self._is_writable = self._is_used = False
         self._stamp: tuple[int, int] | None = None
         self._maps: dict[bool, torch.UntypedStorage] = {}
+        self.content: Any = None
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], identity: tuple[int, int] | None = None) -> StoreFile:
@@ -207,7 +209,7 @@ class StoreFile:
         fd = file.get_vfd_handle()
         status = os.fstat(fd)
         self._compare(status)
-        self._file, self._fd, self._is_writable = file, fd, write
+        self._file, self._fd, self._is_writable, self.content = file, fd, write, None
         self._stamp = status.st_mtime_ns, status.st_size
 
     def _lock_file(self, write: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,16 @@ class Layout:
                             yield name, None if isinstance(ref, list) else ref
 
 
+def add_parents(names: Iterable[str]) -> set[str]:
+    """Return names of links with those of the groups that they are in."""
+    found = set(names)
+    above = found
+    while above:
+        above = {name.rpartition("/")[0] for name in above} - found - {""}
+        found |= above
+    return found
+
+
 def make_layout(data: object, *, blank: bool = False) -> Layout:
     """Plan the save of a collection, without reading the elements of a leaf. With ``blank``, elements are not saved.
 
@@ -99,7 +109,7 @@ def _has_array(path: KeyPath, join: Callable[[KeyPath], str], plan: ArrayPlan) -
 
 
 def read_arrays(header: Any, path: str) -> tuple[Encoded, dict[str, Array]]:
-    """Return the table of a header, with places as leaves, and dtype and shape of each dataset.
+    """Return the table of a header, with places as leaves and groups in its rows, and dtype and shape of each dataset.
 
     Raises:
         FormatError: the header is damaged, or of a later version.
@@ -118,6 +128,9 @@ def read_arrays(header: Any, path: str) -> tuple[Encoded, dict[str, Array]]:
             raise ValueError(f"it lacks the datasets {sorted(names - arrays.keys())!r:.200}")
         if len(header["groups"]) != len(table.nodes):
             raise ValueError(f"it has {len(header['groups'])} groups")
+        table.nodes = [
+            {**row, "group": name} for row, name in zip(table.nodes, header["groups"], strict=True)
+        ]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{path}: the td header is damaged: {error!r}") from error
     return table, arrays

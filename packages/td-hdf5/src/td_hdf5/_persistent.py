@@ -2,90 +2,159 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import fields
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any
 
 import h5py
 import torch
 
-from td_core import Encoded, StoredTensor, TensorDict, encode, kinds
-from td_core.array_formats import LiveCollection
-from td_core.errors import LockedError
-from td_core.spi import Node, as_batch_size, as_named, set_module, show_path
+from td_core import Encoded, StoredTensor, TensorDict, kinds
+from td_core.array_formats import LiveCollection, LiveStore, find_row, list_names, set_entry
+from td_core.errors import UnsupportedOperationError
+from td_core.spi import Node, as_batch_size, as_named, set_module
 
 from ._dataset_source import DatasetSource
-from ._datasets import DatasetOptions, write_text
+from ._datasets import DatasetOptions, read_header, write_header
 from ._h5_files import StoreFile
-from ._h5_layout import make_entry_layout, make_layout
-from ._live_header import LiveHeader, Row, build_rows, make_table
-from ._read_h5 import Save, check_writable, open_save, open_table
-from ._write_h5 import save, write_arrays
+from ._h5_layout import make_entry_layout, make_layout, read_arrays
+from ._read_h5 import Save, check_writable, open_save, open_table, read_save
+from ._write_h5 import save, write_arrays, write_facts
+
+KeyPath = tuple[str, ...]
 
 #: The modes of h5py.File, by the mode of td_core.open after the file was created.
 _MODES = ("r", "r+", "a", "w", "w-", "x")
 
 
-class _Store:
-    """The file of a collection: how it is opened, and its header.
+class _Store(LiveStore):
+    """The file of a collection.
 
     Attributes:
         file: the open file.
         mode: ``"r"`` or ``"r+"``.
-        header: the rows of the file.
+        opened: the content of the file when it was opened.
         device: device of the leaves.
         options: options of new datasets.
     """
 
     def __init__(
-        self, file: StoreFile, mode: str, header: LiveHeader, device: object, options: dict[str, object]
+        self,
+        file: StoreFile,
+        mode: str,
+        opened: Save,
+        device: torch.device | None,
+        options: dict[str, object],
     ) -> None:
-        self.file, self.mode, self.header, self.device, self.options = file, mode, header, device, options
-
-    def check_writable(self, path: tuple[str, ...], what: str) -> None:
-        """Raise LockedError if the file is opened for reading."""
-        if self.mode == "r":
-            raise LockedError(
-                f"cannot {what} {show_path(path)} in {self.file.path}: it is opened with mode='r'; open it with mode='r+'"
-            )
+        self.file, self.mode, self.opened, self.device, self.options = file, mode, opened, device, options
+        self.is_writable = mode != "r"
 
     @property
     def where(self) -> str:
         """Path of the file."""
         return self.file.path
 
-    def find_row(self, row: Row, key: str) -> Row | list[Any]:
-        """Return the row of an entry, or the place of a leaf in a list."""
-        below: Row | list[Any] = row.entries[key]
-        return below
+    def read(self, file: object) -> Save:
+        """Return the present content of the open file."""
+        if self.file.content is None:
+            header = read_header(file, self.where)
+            self.file.content = self.opened if header is None else read_save(header, self.where)
+        found: Save = self.file.content
+        if found.loaded:
+            raise UnsupportedOperationError(
+                f"cannot change the structure of {self.where}: it has datasets of fields, which are read as a whole; load() "
+                "and save() it"
+            )
+        return found
 
-    def write_values(self, path: tuple[str, ...], row: Row, node: Node) -> None:
-        """Write the values of an entry into the header."""
-        made = build_rows(Encoded.of_header(encode(node).make_header([]), self.where), [None])
+    def edit(self, change: Callable[[Encoded], Encoded], removed: KeyPath = ()) -> None:
+        """Write the header with a changed table, and remove the links that the entry ``removed`` had alone."""
         with self.file.use(write=True) as file:
-            row.fields, row.values = made.fields, made.values
-            self.header.write(file)
+            found = self.read(file)
+            new = replace(found, table=change(found.table))
+            before = {row.get("group"): row["meta"] for row in found.table.nodes}
+            for row in new.table.nodes:
+                group = row.get("group")
+                if group is not None and row["meta"] != before[group]:
+                    write_facts(h5py.h5g.open(file, group.encode() or b"/"), row["meta"])
+            if removed:
+                *above, key = removed
+                group = find_row(found.table, above).get("group") or ""
+                link = f"{group}/{key}".removeprefix("/")
+                others = [name for name in found.others if name != link and not name.startswith(f"{link}/")]
+                used = {name for place in new.table.leaves for name in list_names(place)}
+                arrays = {name: array for name, array in found.arrays.items() if name in used}
+                new = replace(new, arrays=arrays, others=others)
+            self._write(file, new)
+            if removed:
+                _remove_links(file, found.list_links() - new.list_links())
+                self.file.structure += 1
 
-    def record(self, path: tuple[str, ...], row: Row, size: torch.Size, names: Any) -> None:
-        """Write batch size and dim names of a node into the header, if the file is opened for writing."""
-        meta = {**row.fields["meta"], "batch_size": list(size)}
-        meta.pop("names", None)
-        if names is not None:
-            meta["names"] = list(names)
-        if self.mode == "r" or meta == row.fields["meta"]:
-            return
-        row.fields["meta"] = meta
+    def _write(self, file: object, content: Save) -> None:
+        write_header(file, content.make_header())
+        self.file.content = content
+
+    def check_entry(self, data: Node) -> None:
+        """Raise CodecError if the only entry of a collection cannot be stored."""
+        make_layout(data)
+
+    def add_entry(self, path: KeyPath, data: Node) -> None:
+        """Write the only entry of ``data`` to a key path, then the header. A leaf of this file is linked."""
+        above, key = path[:-1], path[-1]
         with self.file.use(write=True) as file:
-            self.header.write(file)
-            if row.group is not None:
-                group = h5py.h5g.open(file, row.group.encode() or b"/")
-                write_text(group, "td_batch_size", str(list(size)))
+            found = self.read(file)
+            group = find_row(found.table, above).get("group") or ""
+            layout = make_entry_layout(data, key, group, found.list_links())
+            entry, arrays = read_arrays(layout.make_header(), self.where)
+            table = set_entry(found.table, path, entry, (key,))
+            value: Any = data._children()[key]
+            if self.can_link((), value):
+                root = h5py.h5g.open(file, b"/")
+                h5py.h5o.link(
+                    h5py.h5d.open(file, value.source.name.encode()), root, next(iter(arrays)).encode()
+                )
+            else:
+                try:
+                    write_arrays(file, layout, self.options, above=group)
+                except BaseException:
+                    _remove_links(file, (name for name, _ in layout.list_links()))
+                    raise
+            self._write(file, replace(found, table=table, arrays={**found.arrays, **arrays}))
 
-    def open_leaves(self, table: Encoded) -> Any:
-        """Return the collection of a table, whose leaves are in this file."""
-        opened = Save(self.file.path, None, table, self.header.arrays, None, False)
-        return open_table(opened, table, self.mode, self.device)
+    def hold(self) -> contextlib.AbstractContextManager[object]:
+        """Keep the file open and locked during a block."""
+        return self.file.use(write=True)
+
+    def can_link(self, path: KeyPath, value: Any) -> bool:
+        """Return True for the leaf of a whole dataset, if another entry than the one at the path has it."""
+        source = getattr(value, "source", None) if isinstance(value, StoredTensor) else None
+        if not isinstance(source, DatasetSource) or source.file is not self.file:
+            return False
+        if value.shape != source.shape or not value.is_contiguous():
+            return False
+        with self.file.use() as file:
+            table = self.read(file).table
+        return any(
+            source.name in list_names(place) and (not path or other[: len(path)] != path)
+            for other, place in zip(table.leaf_paths(), table.leaves, strict=True)
+        )
+
+    def open_entry(self, path: KeyPath) -> Any:
+        """Open a collection with the stored entry of a key path alone."""
+        with self.file.use() as file:
+            found = self.read(file)
+        return open_table(found, found.table.select_keys([path], self.where), self.mode, self.device)
+
+
+def _remove_links(file: object, names: Iterable[str]) -> None:
+    """Remove those of some groups and datasets that a file has."""
+    root = h5py.h5g.open(file, b"/")
+    for name in sorted(names, key=len, reverse=True):  # groups after their content
+        with contextlib.suppress(KeyError):
+            root.unlink(name.encode())
 
 
 @set_module("td_hdf5")
@@ -117,7 +186,6 @@ class PersistentTensorDict(LiveCollection):
     """
 
     _store: _Store
-    _row: Row
 
     def __init__(
         self,
@@ -142,7 +210,9 @@ class PersistentTensorDict(LiveCollection):
         _create_if_needed(path, mode, batch_size)
         opened = _open(path, "r" if mode == "r" else "r+", device, kwargs, stacks=non_tensor_as_stack)
         if group is not None and group.name != "/":
-            opened = opened._find_group(group.name.strip("/"))
+            table = opened._store.opened.table
+            names = [row.get("group") for row in table.nodes]
+            opened = opened.get(table.node_paths()[names.index(group.name.strip("/"))])
         if not isinstance(opened, PersistentTensorDict):
             raise TypeError(f"{path} has a {type(opened).__name__}: open it with td_core.open()")
         self.__dict__.update(vars(opened))
@@ -179,16 +249,6 @@ class PersistentTensorDict(LiveCollection):
             data = data.copy().auto_batch_size_(batch_dims)
         save(data, filename, **kwargs)
         return _open(os.fspath(filename), "r+", device, kwargs)
-
-    def _find_group(self, name: str) -> Any:
-        """Return the nested collection in a group of the file, or None."""
-        todo = [self]
-        while todo:
-            node = todo.pop()
-            if node._row.group == name:
-                return node
-            todo += [child for child in node._entries.values() if isinstance(child, PersistentTensorDict)]
-        return None
 
     @property
     def filename(self) -> str:
@@ -234,61 +294,6 @@ class PersistentTensorDict(LiveCollection):
             self._store.options,
         )
 
-    def _write_entry(self, key: str, value: Any) -> None:
-        store, row = self._store, self._row
-        place = self._find_own(value)
-        replaces = key in row.entries
-        if place is None:
-            if replaces:
-                value = value.clone()  # it can have leaves of the entry that it replaces
-            make_layout(self._with_children({key: value}))  # an error changes nothing
-        with store.file.use(write=True) as file:
-            if replaces:
-                store.header.vacate(file, row, key)
-                store.file.structure += 1
-            if place is not None:
-                store.header.add_link(file, row, key, place)
-            else:
-                group = row.group or ""
-                links = store.header.list_links()
-                layout = make_entry_layout(self._with_children({key: value}), key, group, links)
-                write_arrays(file, layout, store.options, above=group)
-                store.header.add(row, key, layout)
-            store.header.write(file)
-        self._entries[key] = self._open_entry(key)
-
-    def _find_own(self, value: Any) -> Any:
-        """Return the place of a leaf of this file, or None."""
-        source = getattr(value, "source", None) if isinstance(value, StoredTensor) else None
-        if not isinstance(source, DatasetSource) or source.file is not self._store.file:
-            return None
-        whole = value.shape == source.shape and value.is_contiguous()
-        places = (place for place in self._store.header.root.iter_places() if isinstance(place, (str, dict)))
-        found = (
-            place
-            for place in places
-            if source.name == (place if isinstance(place, str) else place.get("tensor"))
-        )
-        return next(
-            (place for place in found if whole and (isinstance(place, str) or "expand" not in place)), None
-        )
-
-    def _remove_entry(self, key: str) -> None:
-        with self._store.file.use(write=True) as file:
-            self._store.header.remove(file, self._row, key)
-            self._store.file.structure += 1
-            self._store.header.write(file)
-
-    def _open_entry(self, key: str) -> Any:
-        """Return the entry of a row that was written."""
-        wrapper = Row(
-            {"kind": "TensorDict", "meta": {"batch_size": list(self._size)}},
-            None,
-            {key: self._row.entries[key]},
-        )
-        opened = self._store.open_leaves(make_table(wrapper))
-        return self._of_opened(self._store, self._path, self._row, opened)._entries[key]
-
 
 def _create_if_needed(path: str, mode: str, batch_size: Any) -> None:
     """Create the file of a collection, or empty it, as a mode of h5py requires."""
@@ -310,25 +315,18 @@ def _check_backend(backend: str, allow_pickle: bool | None) -> None:
         raise ValueError("td-hdf5 never reads or writes pickles: allow_pickle must be None or False")
 
 
-def _open(
-    path: str, mode: str, device: Any, options: dict[str, Any], *, stacks: bool = True, strict: bool | None = None,
-    change: Any = None,
-) -> Any:  # fmt: skip
-    """Open a file; a TensorDict as a PersistentTensorDict. ``change`` sets batch sizes of the plain collection."""
+def _open(path: str, mode: str, device: Any, options: dict[str, Any], *, stacks: bool = True) -> Any:
+    """Open a file; a TensorDict as a PersistentTensorDict."""
     target = None if device is None else torch.device(device)
     file = StoreFile.at(path)
-    with open_save(path, strict=strict, stacks=stacks) as opened:
+    with open_save(path, stacks=stacks) as opened:
         if mode != "r":
             check_writable(opened, opened.table)
-        result = open_table(opened, opened.table, mode, target, strict=strict)
-        if change is not None:
-            result = change(result)
-        if type(result) is not TensorDict:
-            return result.lock_()
-        root = build_rows(opened.table, opened.groups)
-        header = LiveHeader(root, opened.arrays, opened.others)
-    store = _Store(file, mode, header, target, options)
-    return PersistentTensorDict._of_opened(store, (), root, result)
+        result = open_table(opened, opened.table, mode, target)
+    if type(result) is not TensorDict:
+        return result.lock_()
+    store = _Store(file, mode, replace(opened, file=None), target, options)
+    return PersistentTensorDict._of_opened(store, (), result)
 
 
 @set_module("td_hdf5.h5_pickles")
@@ -377,7 +375,7 @@ def from_h5(
         mode: ``"r"`` refuses writes, ``"r+"`` writes into the file.
         auto_batch_size: compute the batch sizes from the shapes of the leaves, instead of those in the file.
         batch_dims: the most batch dims that ``auto_batch_size`` finds.
-        batch_size: batch size of the result.
+        batch_size: batch size of the result; with ``mode="r+"``, also that of the file.
         non_tensor_as_stack: text for each row of a file of another program is a stack of values, not one list.
 
     >>> _ = to_h5(TensorDict({"a": torch.ones(2, 3)}), "data.h5")
@@ -387,14 +385,12 @@ def from_h5(
     if mode not in ("r", "r+"):
         raise ValueError(f"mode is 'r' or 'r+'; got {mode!r}")
 
-    def change(opened: Any) -> Any:
-        if batch_size is not None:
-            opened.batch_size = batch_size
-        elif auto_batch_size:
-            opened.auto_batch_size_(batch_dims)
-        return opened
-
-    return _open(os.fspath(filename), mode, None, {}, stacks=non_tensor_as_stack, change=change)
+    opened = _open(os.fspath(filename), mode, None, {}, stacks=non_tensor_as_stack)
+    if batch_size is not None:
+        opened.batch_size = batch_size
+    elif auto_batch_size:
+        opened.auto_batch_size_(batch_dims)
+    return opened
 
 
 def open_as(cls: type, filename: Any, **options: Any) -> Any:

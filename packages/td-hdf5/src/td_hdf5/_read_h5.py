@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,9 @@ from td_core.array_formats import (
     get_stored,
     is_nested,
     list_names,
+    make_table_header,
     map_file,
+    prune_table,
     read_into,
     refuse_values,
     view_mapped,
@@ -38,6 +40,7 @@ from ._datasets import (
     can_hold,
     count_links,
     find_array,
+    list_arrays,
     locate,
     read_header,
     read_part,
@@ -55,8 +58,7 @@ from ._h5_files import (
     open_path,
     show_error,
 )
-from ._h5_layout import read_arrays
-from ._live_header import build_rows, make_table
+from ._h5_layout import add_parents, read_arrays
 from ._write_h5 import create_new
 
 
@@ -67,11 +69,10 @@ class Save:
     Attributes:
         path: path of the file.
         file: the ``FileID``, or the ``GroupID`` of a group of it.
-        table: the encoded collection, with places as leaves.
+        table: the encoded collection, with places as leaves. A row has the name of its ``group``, or None.
         arrays: dtype and shape of the datasets.
         hashes: algorithm and digest of each dataset; None if the file has none.
         is_foreign: True if the file has no header of td.
-        groups: the group of each node; None for a node without one.
         others: names of links that belong to no leaf.
         loaded: arrays in memory, by names that the file does not have.
         prefix: what precedes the names of the datasets of a group in the file.
@@ -83,10 +84,26 @@ class Save:
     arrays: dict[str, Array]
     hashes: Any
     is_foreign: bool
-    groups: list[str | None] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     loaded: dict[str, Tensor] = field(default_factory=dict)
     prefix: str = ""
+
+    def make_blank(self, name: str) -> Tensor:
+        """Return a meta tensor of the shape and dtype of a dataset."""
+        array = self.arrays[name]
+        return torch.empty(array.shape, dtype=array.dtype, device="meta")
+
+    def list_links(self) -> set[str]:
+        """Return the names of all datasets and groups but the root."""
+        groups = [row.get("group") for row in self.table.nodes]
+        return add_parents(filter(None, (*self.arrays, *self.others, *groups)))
+
+    def make_header(self) -> dict[str, Any]:
+        """Return the header that describes the save."""
+        rows = [{key: value for key, value in row.items() if key != "group"} for row in self.table.nodes]
+        header = make_table_header(replace(self.table, nodes=rows))
+        groups = [row.get("group") for row in self.table.nodes]
+        return {**header, "groups": groups, "others": self.others, "arrays": list_arrays(self.arrays)}
 
 
 @contextlib.contextmanager
@@ -113,10 +130,9 @@ def _describe_group(group: h5py.Group, strict: bool | None, stacks: bool) -> Sav
         h5py.h5f.flush(file)  # contiguous datasets are read without HDF5
     if read_header(group.id, path) is None and read_header(file, path) is not None:
         whole = describe_file(file, path, strict=strict, stacks=stacks)
-        root = build_rows(whole.table, whole.groups)
-        row = next((row for row in root.iter_rows() if row.group == name), None)
-        if row is not None:
-            table = make_table(row)
+        groups = [row.get("group") for row in whole.table.nodes]
+        if name in groups:
+            table = prune_table(whole.table, groups.index(name))
             names = {name for place in table.leaves for name in list_names(place)}
             arrays = {name: array for name, array in whole.arrays.items() if name in names}
             return Save(path, file, table, arrays, None, whole.is_foreign, loaded=whole.loaded)
@@ -129,33 +145,44 @@ def describe_file(file: object, path: str, *, strict: bool | None = None, stacks
     """Read the header of an open file, or what describes a file of another program."""
     header = read_header(file, path)
     if header is not None:
-        table, arrays = read_arrays(header, path)
-        difference = _find_difference(file, header, arrays)
+        found = read_save(header, path, file)
+        difference = _find_difference(found)
         if difference is None:
-            others = list(header.get("others", ()))
-            return Save(path, file, table, arrays, header.get("hashes"), False, header["groups"], others)
+            return found
         if strict is not False:
             raise FormatError(
                 f"{path}: the td header does not describe the file: {difference}; another program changed it. "
                 "Pass strict=False to load what the file has, without the header"
             )
-    found = read_foreign(file, path, strict=strict, stacks=stacks)
-    return Save(path, file, found.table, found.arrays, None, True, found.groups, found.others, found.loaded)
+    other = read_foreign(file, path, strict=strict, stacks=stacks)
+    return Save(path, file, other.table, other.arrays, None, True, other.others, other.loaded)
 
 
-def _find_difference(file: Any, header: Any, arrays: dict[str, Array]) -> str | None:
+def read_save(header: Any, path: str, file: object = None) -> Save:
+    """Return the save that a header describes.
+
+    Raises:
+        FormatError: the header is damaged, or of a later version.
+    """
+    table, arrays = read_arrays(header, path)
+    others = list(header.get("others", ()))
+    return Save(path, file, table, arrays, header.get("hashes"), False, others)
+
+
+def _find_difference(save: Save) -> str | None:
     """Return how the groups of a file differ from those of its header, or None. Datasets are checked when they are read."""
     counts: dict[str, int] = {"": 0}
     try:
-        groups = dict.fromkeys(name for name in header["groups"] if name)
-        counts.update(dict.fromkeys(groups, 0))
-        for name in (*groups, *arrays, *header.get("others", ())):
-            counts[name.rpartition("/")[0]] += 1
-    except (LookupError, TypeError, AttributeError) as error:
+        links = save.list_links()
+        counts.update((row["group"], 0) for row in save.table.nodes if row.get("group"))
+        for name in links:
+            above = name.rpartition("/")[0]
+            counts[above] = counts.get(above, 0) + 1
+    except (TypeError, AttributeError) as error:
         return f"its groups are {error!r}"
     for name, count in counts.items():
         try:
-            found = count_links(file, name)
+            found = count_links(save.file, name)
         except H5_ERRORS as error:
             return f"the group {'/' + name!r} is missing or damaged ({show_error(error)})"
         if found != count:
@@ -212,10 +239,7 @@ def load(
         table = save.table.select_keys(keys, save.path)
         names = dict.fromkeys(name for place in table.leaves for name in list_names(place))
         if is_meta:
-            arrays = {
-                name: torch.empty(save.arrays[name].shape, dtype=save.arrays[name].dtype, device="meta")
-                for name in names
-            }
+            arrays = {name: save.make_blank(name) for name in names}
         else:
             report = make_reporter(progress, sum(save.arrays[name].nbytes for name in names), "load")
             arrays = read_arrays_of(save, list(names), strategy != "read", num_threads, report)
@@ -364,8 +388,7 @@ def open_table(
     )
 
     def read(name: str) -> Tensor:
-        array = save.arrays[name]
-        return memory[name] if name in memory else torch.empty(array.shape, dtype=array.dtype, device="meta")
+        return memory[name] if name in memory else save.make_blank(name)
 
     def open_array(name: str, dtype: torch.dtype) -> Tensor:
         stored = save.arrays[name].shape

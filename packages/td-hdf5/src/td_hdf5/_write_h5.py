@@ -176,12 +176,12 @@ def write_arrays(
     digests: dict[str, str] = {}
     groups: dict[str, Any] = {above: h5py.h5g.open(file, above.encode() or b".")}
     if not above:
-        write_facts(groups[""], layout, 0)
+        write_facts(groups[""], layout.rows[0]["meta"])
     for name, position in layout.list_links():
         parent, _, last = name.rpartition("/")
         if position is not None:
             groups[name] = create_group(groups[parent], last)
-            write_facts(groups[name], layout, position)
+            write_facts(groups[name], layout.rows[position]["meta"])
             continue
         planned = layout.plan.arrays[name]
         array = Array(planned.dtype, planned.shape)
@@ -202,9 +202,8 @@ def write_arrays(
     return {"algorithm": Checksum().algorithm, "datasets": digests} if checksums else None
 
 
-def write_facts(group: object, layout: Layout, position: int) -> None:
+def write_facts(group: object, meta: Mapping[str, object]) -> None:
     """Write batch size and dim names of a node into attributes, for people who look at the file."""
-    meta = layout.rows[position]["meta"]
     for name, value in (("td_batch_size", meta.get("batch_size")), ("td_names", meta.get("names"))):
         if value is not None:
             write_text(group, name, json.dumps(value))

@@ -12,7 +12,7 @@ from td_core.array_formats import PlannedArray, build_collection, make_array_pla
 from td_core.errors import StructureError, UnsupportedOperationError
 from td_core.spi import show_path
 
-from ._array_documents import NATIVE, ArrayInfo, join_names, make_blank, read_array_document
+from ._array_documents import NATIVE, ArrayInfo, join_names, read_array_document
 from ._array_engines import open_array
 from ._read_collections import open_group
 from ._write_groups import PlannedGroup, dump_json, put_documents, read_planned
@@ -43,7 +43,7 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
             raise UnsupportedOperationError(
                 f"cannot append rows to {group.where}: leaves share arrays; save it without pack="
             )
-        before = build_collection(group.table, group.where, lambda name: make_blank(group.arrays[name]))
+        before = build_collection(group.table, group.where, group.make_blank)
         whole = make_array_plan(
             torch.cat([before, _without_elements(rows)]), NATIVE, join_names, blank=True, separator="/"
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import zarr
-from torch import Tensor
 from zarr.core.buffer import default_buffer_prototype
 
 from td_core import unravel_key_to_tuple
@@ -272,11 +271,6 @@ def read_array_document(name: str, document: dict[str, Any], where: str) -> Arra
         return ArrayInfo(name, document, shape, _find_dtype(document), logical)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{where}: the metadata of the array {name!r} is damaged: {error!r}") from error
-
-
-def make_blank(info: ArrayInfo) -> Tensor:
-    """Return a meta tensor of the shape and dtype of an array."""
-    return torch.empty(info.shape, dtype=info.dtype, device="meta")
 
 
 def _find_raw_chunk(document: Mapping[str, Any], shape: torch.Size) -> str | None:

@@ -13,7 +13,7 @@ from td_core.array_formats import check_arrays, describe_arrays, report_damage
 from td_core.errors import FormatError
 from td_core.typing import Progress
 
-from ._array_documents import make_blank, parse_json
+from ._array_documents import parse_json
 from ._chunk_access import map_raw, read_whole
 from ._group_header import GroupContent
 from ._read_collections import open_group
@@ -35,11 +35,7 @@ def inspect(location: object, *, storage_options: dict[str, Any] | None = None) 
             b: leaf [1] torch.int64, 8 bytes
     """
     with open_group(location, storage_options) as group:
-        return describe_arrays(group.table, group.where, partial(_make_blank, group), str)
-
-
-def _make_blank(group: GroupContent, name: str) -> Tensor:
-    return make_blank(group.arrays[name])
+        return describe_arrays(group.table, group.where, group.make_blank, str)
 
 
 def verify(

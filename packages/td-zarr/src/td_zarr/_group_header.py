@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from td_core import Encoded
 from td_core.array_formats import compute_check, list_names
 from td_core.errors import FormatError
@@ -40,6 +43,11 @@ class GroupContent:
     def where(self) -> str:
         """The location, for messages."""
         return self.objects.where
+
+    def make_blank(self, name: str) -> Tensor:
+        """Return a meta tensor of the shape and dtype of an array."""
+        array = self.arrays[name]
+        return torch.empty(array.shape, dtype=array.dtype, device="meta")
 
 
 def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bool = True) -> GroupContent:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
-
-from td_core import Encoded, NestedKey, StoredTensor, TensorDict, encode, kinds
+from td_core import Encoded, NestedKey, TensorDict, kinds
 from td_core.array_formats import (
     LiveCollection,
+    LiveStore,
     build_collection,
     compute_check,
     list_names,
     make_array_plan,
+    make_table_header,
+    set_entry,
 )
-from td_core.spi import set_module
+from td_core.spi import Node, set_module
 
-from ._array_documents import NATIVE, ArrayInfo, ChunkOptions, join_names, make_array_document, make_blank
+from ._array_documents import NATIVE, ChunkOptions, join_names, make_array_document
 from ._dim_labels import name_dims
-from ._group_header import list_documents, read_group, read_root
+from ._group_header import GroupContent, list_documents, read_group, read_root
 from ._read_collections import Opener, open_collection, open_with_content
 from ._write_groups import PlannedGroup, dump_json, save, write_entries
 from ._zarr_objects import Objects, find_local_path, find_objects
@@ -31,12 +33,8 @@ KeyPath = tuple[str, ...]
 _ARRAY_OPTIONS = ("chunks", "shards", "filters", "compressors", "serializer", "checksums")
 
 
-def _as_key(path: KeyPath) -> Any:
-    return path if len(path) > 1 else path[0]
-
-
-class _LiveGroup:
-    """A group whose header is written again when the structure of its collection changes.
+class _LiveGroup(LiveStore):
+    """A group that is opened for writing.
 
     Attributes:
         objects: the objects of the group.
@@ -51,62 +49,36 @@ class _LiveGroup:
         """Location of the group."""
         return self.objects.where
 
-    def check_writable(self, path: KeyPath, what: str) -> None:
-        """Do nothing: such a group is opened for writing."""
+    def edit(self, change: Callable[[Encoded], Encoded], removed: KeyPath = ()) -> None:
+        """Write the root with a changed table, then remove the groups and arrays that the entry ``removed`` had alone."""
+        group = self._read()
+        self._write_root(replace(group, table=change(group.table)), removed=removed)
 
-    def find_row(self, row: None, key: str) -> None:
-        """Return None: entries are found by their paths."""
+    def check_entry(self, data: Node) -> None:
+        """Raise CodecError if the only entry of a collection cannot be stored."""
+        make_array_plan(data, NATIVE, join_names, separator="/")
 
-    def write_values(self, path: KeyPath, row: None, node: Any) -> None:
-        """Write the values of an entry into the header."""
-        self.edit(lambda whole: whole.set(_as_key(path), node.clone()))
+    def add_entry(self, path: KeyPath, data: Node) -> None:
+        """Write the arrays of the only entry of a collection, then the root."""
+        group = self._read()
+        for above in reversed(path[:-1]):
+            data = TensorDict({above: data})
+        planned = self._plan(data, group.arrays)
+        entry = Encoded.of_header(planned.plan.header, group.where)
+        table = set_entry(group.table, path, entry, path)
+        self._write_root(replace(group, table=table, arrays={**group.arrays, **planned.arrays}), planned)
 
-    def record(self, path: KeyPath, row: None, size: torch.Size, names: Any) -> None:
-        """Write batch size and dim names of a node into the header."""
-
-        def change(whole: Any) -> None:
-            node = whole.get(_as_key(path)) if path else whole
-            node._set_batch_size(size)
-            node._names = names
-
-        self.edit(change)
-
-    def edit(
-        self,
-        change: Callable[[Any], object],
-        *,
-        added: KeyPath = (),
-        entry: Any = None,
-        removed: KeyPath = (),
-    ) -> None:
-        """Change the collection in the header, and write the root of the group.
-
-        Args:
-            change: changes a collection of meta tensors, which is that of the header.
-            added: key path of an entry that ``change`` sets.
-            entry: a collection with this entry alone; its arrays are written before the root.
-            removed: key path of an entry that ``change`` removes; its arrays are removed after the root is written.
-
-        Raises:
-            CodecError: a value or leaf cannot be stored; nothing is changed.
-        """
+    def _read(self) -> GroupContent:
         self.objects.check()
-        group = read_group(self.objects)
-        whole = build_collection(group.table, group.where, lambda name: make_blank(group.arrays[name]))
-        is_locked = whole.is_locked
-        change(whole.unlock_())
-        encoded = encode(whole.lock_() if is_locked else whole)
-        places = dict(zip(group.table.leaf_paths(), group.table.leaves, strict=True))
-        infos: dict[str, ArrayInfo] = group.arrays
-        planned = None if entry is None else self._plan(entry, infos)
-        if planned is not None:
-            table = Encoded.of_header(planned.plan.header, group.where)
-            places = {key: place for key, place in places.items() if key[: len(added)] != added}
-            places.update(zip(table.leaf_paths(), table.leaves, strict=True))
-            infos = {**infos, **planned.arrays}
-        header = encoded.make_header([places[key] for key in encoded.leaf_paths()])
-        used = {name for place in header["leaves"] for name in list_names(place)}
-        header["check"] = compute_check((name, infos[name].shape) for name in used)
+        return read_group(self.objects)
+
+    def _write_root(
+        self, group: GroupContent, planned: PlannedGroup | None = None, removed: KeyPath = ()
+    ) -> None:
+        """Write new arrays, then the root, then remove the groups and arrays that no entry needs after one was removed."""
+        header = make_table_header(group.table)
+        used = {name for place in group.table.leaves for name in list_names(place)}
+        header["check"] = compute_check((name, group.arrays[name].shape) for name in used)
         if not group.is_strict:
             header["sparse"] = True
         root = read_root(self.objects)
@@ -133,12 +105,11 @@ class _LiveGroup:
         return PlannedGroup(plan, documents)
 
     def open_entry(self, path: KeyPath) -> Any:
-        """Open an entry of the group for writing."""
+        """Open a collection with the stored entry of a key path alone."""
         group = read_group(self.objects)
-        table = group.table.select_keys([_as_key(path)], group.where)
+        table = group.table.select_keys([path], group.where)
         opener = Opener(group, table, "r+")
-        opened = build_collection(table, group.where, opener.read, wrap=opener.wrap)
-        return opened.get(_as_key(path))
+        return build_collection(table, group.where, opener.read, wrap=opener.wrap)
 
 
 def _find_unused(
@@ -177,30 +148,12 @@ class ZarrTensorDict(LiveCollection):
         """Reduce to the place of the group and the keys of a nested collection."""
         return rebuild_live, (self._store.objects, self._path, dict(self._store.options))
 
-    def _write_entry(self, key: str, value: Any) -> None:
-        path, store = (*self._path, key), self._store
-        entry = self._with_children({key: value})
-        if any(isinstance(leaf, StoredTensor) for leaf in entry._leaves()):
-            entry = entry.clone()  # it can have leaves of the entry that it replaces
-        make_array_plan(entry, NATIVE, join_names, separator="/")  # an error changes nothing
-        if key in self._entries:  # its arrays, whose names the new ones get, are removed first
-            store.edit(lambda whole: whole.set(_as_key(path), TensorDict({}, self._size)), removed=path)
-        for above in reversed(self._path):
-            entry = TensorDict({above: entry})
-        store.edit(lambda whole: whole.set(_as_key(path), entry.get(_as_key(path))), added=path, entry=entry)
-        opened = self._with_children({key: store.open_entry(path)})
-        self._entries[key] = self._of_opened(store, self._path, None, opened)._entries[key]
-
-    def _remove_entry(self, key: str) -> None:
-        path = (*self._path, key)
-        self._store.edit(lambda whole: whole.del_(_as_key(path)), removed=path)
-
 
 def open_live(objects: Objects, opened: Any, options: Mapping[str, Any]) -> Any:
     """Return a collection that is opened for writing, and whose structure can be changed if it is a TensorDict."""
     if type(opened) is not TensorDict:
         return opened.lock_()
-    return ZarrTensorDict._of_opened(_LiveGroup(objects, options), (), None, opened)
+    return ZarrTensorDict._of_opened(_LiveGroup(objects, options), (), opened)
 
 
 @set_module("td_zarr.zarr_pickles")
@@ -215,7 +168,7 @@ def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any]) ->
     opener = Opener(group, group.table, "r+")
     opened = build_collection(group.table, group.where, opener.read, wrap=opener.wrap)
     live = open_live(objects, opened, options)
-    return live.get(_as_key(path)) if path else live
+    return live.get(path) if path else live
 
 
 def to_zarr(
@@ -278,7 +231,7 @@ def from_zarr(
         auto_batch_size: replace the batch size by the leading dims that all entries share, as is done for a group that has none
             because another program wrote it.
         batch_dims: the largest number of batch dims for ``auto_batch_size``.
-        batch_size: replace the batch size by this one.
+        batch_size: replace the batch size by this one; with ``mode="r+"``, also that of the group.
         non_tensor_as_stack: return an array of strings as a stack of values; False returns it as one value, a list.
         allow_pickle: True reads values that tensordict has pickled. A pickle can run any code.
         strict: False opens a tensorclass that is not defined as a TensorDict.
@@ -291,13 +244,15 @@ def from_zarr(
     result, content = open_with_content(
         filename, mode, keys, strict, bool(allow_pickle), storage_options, non_tensor_as_stack
     )
+    if mode == "r+" and content.is_ours:
+        result = open_live(find_objects(filename, storage_options), result, {})
+    elif mode != "c":
+        result.lock_()
     if batch_size is not None:
         result.batch_size = batch_size
     elif auto_batch_size or not content.has_sizes:
         result.auto_batch_size_(batch_dims)
-    if mode == "r+" and content.is_ours:
-        return open_live(find_objects(filename, storage_options), result, {})
-    return result if mode == "c" else result.lock_()
+    return result
 
 
 # A save or message of such a collection has TensorDicts.

@@ -118,9 +118,7 @@ def _make_reader(
     used = dict.fromkeys(name for place in table.leaves for name in list_names(place))
     infos = [group.arrays[name] for name in used if name in group.arrays]
     if device is not None and device.type == "meta":
-        return lambda name: torch.empty(
-            group.arrays[name].shape, dtype=group.arrays[name].dtype, device="meta"
-        )
+        return group.make_blank
     report = make_reporter(progress, sum(info.nbytes for info in infos), "load")
     local = group.objects if isinstance(group.objects, LocalObjects) else None
     known = {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,45 +14,165 @@ from torch import Tensor
 from .._base import TensorDictBase
 from .._collection import Child, Core, make_dense, show_path
 from .._dim_names import resize_names
+from .._encoded_tables import dump_table, prune_table
+from .._nodes import Encoded, encode
 from .._plans import as_batch_size
 from .._storage_backends import Keeper
 from .._stored import StoredTensor
 from .._tensordict import TensorDict
 from .._value_codec import split
 from .._walks import visit, walk
-from ..errors import StructureError, UnsupportedOperationError
+from ..errors import KeyPathError, LockedError, StructureError, UnsupportedOperationError
 from ..typing import Names
 
+KeyPath = tuple[str, ...]
 
-class LiveStore(Protocol):
-    """The open store of a collection. A *row* is what the format has for a node, or None.
+
+class LiveStore(ABC):
+    """The open store of a collection, whose header is written again when the structure of the collection changes.
 
     Attributes:
-        where: location, for messages.
+        is_writable: whether changes reach the store.
     """
 
+    is_writable = True
+
     @property
-    def where(self) -> str: ...
-    def check_writable(self, path: tuple[str, ...], what: str) -> None:
+    @abstractmethod
+    def where(self) -> str:
+        """Location, for messages."""
+
+    @abstractmethod
+    def edit(self, change: Callable[[Encoded], Encoded], removed: KeyPath = ()) -> None:
+        """Replace the table of the header by the result of a function, and remove what the entry ``removed`` had alone."""
+
+    @abstractmethod
+    def check_entry(self, data: Core) -> None:
+        """Raise CodecError if the only entry of a collection cannot be stored."""
+
+    @abstractmethod
+    def add_entry(self, path: KeyPath, data: Core) -> None:
+        """Write the only entry of a collection to a key path, then the header; an error changes nothing."""
+
+    @abstractmethod
+    def open_entry(self, path: KeyPath) -> Any:
+        """Open a collection with the stored entry of a key path alone."""
+
+    def hold(self) -> contextlib.AbstractContextManager[object]:
+        """Keep the store open and locked during a block, in which entries are removed and added."""
+        return contextlib.nullcontext()
+
+    def can_link(self, path: KeyPath, value: Child) -> bool:
+        """Return True if ``add_entry`` gives the array of a leaf another name, also after the entry at the path is removed."""
+        return False
+
+    def check_writable(self, path: KeyPath, what: str) -> None:
         """Raise LockedError if the store is opened for reading."""
+        if not self.is_writable:
+            raise LockedError(
+                f"cannot {what} {show_path(path)} in {self.where}: it is opened with mode='r'; open it with mode='r+'"
+            )
 
-    def find_row(self, row: Any, key: str) -> Any:
-        """Return the row of an entry of a node."""
 
-    def write_values(self, path: tuple[str, ...], row: Any, node: Core) -> None:
-        """Write the values of an entry."""
+def set_entry(table: Encoded, path: KeyPath, other: Encoded, source: KeyPath = ()) -> Encoded:
+    """Return a table with the node or leaf at key path ``source`` of another table as its entry at ``path``.
 
-    def record(self, path: tuple[str, ...], row: Any, size: torch.Size, names: Names | None) -> None:
-        """Write the batch size and dim names of a node."""
+    Raises:
+        KeyPathError: the table has no node that gets the entry.
+        StructureError: this node has another batch size than the one above the entry in the other table.
+
+    >>> from td_core import TensorDict, encode
+    >>> table = encode(TensorDict({"a": 1, "b": 2}))
+    >>> set_entry(table, ("a",), encode(TensorDict({"c": {"d": 3}})), ("c",)).leaf_paths()
+    [('b',), ('a', 'd')]
+    """
+    if source:
+        above = (
+            table.nodes[_find_reference(table, path[:-1])],
+            other.nodes[_find_reference(other, source[:-1])],
+        )
+        stored, opened = (row["meta"].get("batch_size") for row in above)
+        if stored != opened:
+            raise StructureError(
+                f"cannot set {show_path(path)}: the batch size is {stored} now, and was {opened} when the collection was "
+                "opened: open it again"
+            )
+    nodes, leaves, values = len(table.nodes), len(table.leaves), len(table.values)
+    found = _find_reference(other, source)
+    part = Encoded([], [other.leaves[found[0]]], []) if isinstance(found, list) else prune_table(other, found)
+
+    def shift(ref: Any) -> Any:
+        return [ref[0] + leaves] if isinstance(ref, list) else ref + nodes
+
+    added = [
+        {
+            **row,
+            "entries": [[key, shift(ref)] for key, ref in row["entries"]],
+            "members": [[key, shift(ref)] for key, ref in row["members"]],
+            "values": [[name, ref + values] for name, ref in row["values"]],
+        }
+        for row in part.nodes
+    ]
+    whole = replace(
+        table,
+        nodes=[*table.nodes, *added],
+        leaves=[*table.leaves, *part.leaves],
+        values=[*table.values, *part.values],
+    )
+    return _put_reference(whole, path, [leaves] if isinstance(found, list) else nodes)
+
+
+def remove_entry(table: Encoded, path: KeyPath) -> Encoded:
+    """Return a table without the entry at a key path."""
+    return _put_reference(table, path, None)
+
+
+def find_row(table: Encoded, path: Sequence[str]) -> dict[str, Any]:
+    """Return the row of the node at a key path.
+
+    Raises:
+        KeyPathError: the table has no such node.
+    """
+    row: dict[str, Any] = table.nodes[_find_reference(table, tuple(path))]
+    return row
+
+
+def _find_reference(table: Encoded, path: KeyPath) -> Any:
+    """Return the position of the node at a key path, or that of a leaf in a list."""
+    found: Any = 0
+    try:
+        for key in path:
+            found = dict(table.nodes[found]["entries"])[key]
+    except (LookupError, TypeError) as error:
+        raise KeyPathError(
+            f"{show_path(path)} was removed since the collection was opened: open it again"
+        ) from error
+    return found
+
+
+def _put_reference(table: Encoded, path: KeyPath, ref: Any) -> Encoded:
+    position, key = _find_reference(table, path[:-1]), path[-1]
+    old = dict(table.nodes[position]["entries"])
+    row = [[name, other] for name, other in {**old, key: ref}.items() if other is not None]
+    nodes = [*table.nodes]
+    nodes[position] = {**nodes[position], "entries": row}
+    changed = replace(table, nodes=nodes)
+    return prune_table(changed) if key in old else changed
+
+
+def _make_table(node: Core) -> Encoded:
+    """Return the table of a node without leaves."""
+    header = dump_table(encode(node), [])
+    return Encoded(header["nodes"], [], header["values"])
 
 
 class EntryValues(Keeper):
     """Writes the values of a node that is an entry of a live collection into the store."""
 
-    __slots__ = ("is_part", "path", "row", "store")
+    __slots__ = ("is_part", "path", "store")
 
-    def __init__(self, store: LiveStore, path: tuple[str, ...], row: Any, is_part: bool) -> None:
-        self.store, self.path, self.row, self.is_part = store, path, row, is_part
+    def __init__(self, store: LiveStore, path: KeyPath, is_part: bool) -> None:
+        self.store, self.path, self.is_part = store, path, is_part
 
     def check(self, node: Core, values: Sequence[object]) -> None:
         """Raise an error if the store is opened for reading, or for a value that cannot be stored."""
@@ -72,11 +193,11 @@ class EntryValues(Keeper):
 
     def write(self, node: Core) -> None:
         """Write the values of a node into the store."""
-        self.store.write_values(self.path, self.row, node)
+        self.store.edit(lambda table: set_entry(table, self.path, _make_table(node)))
 
     def of_part(self) -> Keeper:
         """Return a keeper that refuses writes."""
-        return EntryValues(self.store, self.path, self.row, True)
+        return EntryValues(self.store, self.path, True)
 
     def __reduce__(self) -> tuple[type[Keeper], tuple[()]]:
         return Keeper, ()  # in another process, the values are in memory
@@ -85,69 +206,43 @@ class EntryValues(Keeper):
 class LiveCollection(TensorDictBase):
     """A collection that writes each change of its structure into a store.
 
-    A format derives from it, and implements ``_write_entry`` and ``_remove_entry``. :meth:`_of_opened` creates an instance.
-    Results of operations are TensorDicts.
-
-    >>> from types import SimpleNamespace
-    >>> class Printed(LiveCollection):
-    ...     def _write_entry(self, key, value):
-    ...         print("write", key)
-    ...         self._entries[key] = value
-    ...
-    ...     def _remove_entry(self, key):
-    ...         print("remove", key)
-    >>> def ignore(*facts):
-    ...     pass
-    >>> store = SimpleNamespace(where="memory", check_writable=ignore, find_row=ignore, record=ignore)
-    >>> Printed._of_opened(store, (), None, TensorDict({"a": 1})).rename_key_("a", "b").sorted_keys
-    write b
-    remove a
-    ['b']
+    A format derives from it, and :meth:`_of_opened` creates an instance. Results of operations are TensorDicts.
     """
 
     _store: Any
-    _row: Any
-    _path: tuple[str, ...]
+    _path: KeyPath
     _entries: dict[str, Child]
     _size: torch.Size
     _label: torch.device | None
     _labels: Names | None
 
     @classmethod
-    def _of_opened(cls, store: LiveStore, path: tuple[str, ...], row: Any, opened: Core) -> Any:
+    def _of_opened(cls, store: LiveStore, path: KeyPath, opened: Core) -> Any:
         """Replace the TensorDicts of an opened collection by collections that write into the store; lock other nodes."""
 
         def open_below(made: LiveCollection, node: Core) -> Iterator[tuple[LiveCollection, Core]]:
             for key, child in node._children().items():
-                place, below = (*made._path, key), store.find_row(made._row, key)
+                place = (*made._path, key)
                 if type(child) is TensorDict:
-                    nested = cls._of_node(store, place, below, child)
+                    nested = cls._of_node(store, place, child)
                     yield nested, child
                     child = nested
                 elif not isinstance(child, Tensor):
                     child.lock_()  # changes of its structure would not reach the store
                     for inner in walk(child):
-                        inner._keeper = EntryValues(store, place, below, not child._is_value)
+                        inner._keeper = EntryValues(store, place, not child._is_value)
                 made._entries[key] = child
 
-        root = cls._of_node(store, path, row, opened)
+        root = cls._of_node(store, path, opened)
         visit(open_below, root, opened)
         return root
 
     @classmethod
-    def _of_node(cls, store: LiveStore, path: tuple[str, ...], row: Any, node: Core) -> Any:
+    def _of_node(cls, store: LiveStore, path: KeyPath, node: Core) -> Any:
         self = cls.__new__(cls)
-        self._store, self._path, self._row, self._entries = store, path, row, {}
+        self._store, self._path, self._entries = store, path, {}
         self._size, self._label, self._labels = node.batch_size, node.device, node._names
         return self
-
-    @abstractmethod
-    def _write_entry(self, key: str, value: Child) -> None:
-        """Write a checked leaf or node into the store, in the place of the entry that is there."""
-
-    @abstractmethod
-    def _remove_entry(self, key: str) -> None:
-        """Remove an entry from the store."""
 
     @property
     def batch_size(self) -> torch.Size:
@@ -173,7 +268,20 @@ class LiveCollection(TensorDictBase):
         self._record()
 
     def _record(self) -> None:
-        self._store.record(self._path, self._row, self._size, self._labels)
+        """Write batch size and dim names, if the store is opened for writing."""
+
+        def change(table: Encoded) -> Encoded:
+            position = _find_reference(table, self._path)
+            meta = {**table.nodes[position]["meta"], "batch_size": list(self._size)}
+            meta.pop("names", None)
+            if self._labels is not None:
+                meta["names"] = list(self._labels)
+            nodes = [*table.nodes]
+            nodes[position] = {**nodes[position], "meta": meta}
+            return replace(table, nodes=nodes)
+
+        if self._store.is_writable:
+            self._store.edit(change)
 
     def _children(self) -> dict[str, Child]:
         return self._entries
@@ -196,11 +304,29 @@ class LiveCollection(TensorDictBase):
             )
         self._write_entry(key, value)
 
+    def _write_entry(self, key: str, value: Any) -> None:
+        """Write a checked leaf or node into the store, in the place of the entry that is there."""
+        path, store = (*self._path, key), self._store
+        with store.hold():
+            if key in self._entries:
+                if not store.can_link(path, value):
+                    value = value.clone()  # it can have leaves of the entry that it replaces
+                store.check_entry(self._with_children({key: value}))
+                # The arrays of the old entry, whose names the new ones get, are removed first.
+                blank = _make_table(make_dense({}, self._size))
+                store.edit(lambda table: set_entry(table, path, blank), removed=path)
+            store.add_entry(path, self._with_children({key: value}))
+            opened = store.open_entry(path)
+        for above in self._path:
+            opened = opened._children()[above]
+        self._entries[key] = self._of_opened(store, self._path, opened)._entries[key]
+
     def _del_child(self, key: str) -> None:
         if key not in self._entries:
             raise KeyError(key)
-        self._store.check_writable((*self._path, key), "remove")
-        self._remove_entry(key)
+        path, store = (*self._path, key), self._store
+        store.check_writable(path, "remove")
+        store.edit(lambda table: remove_entry(table, path), removed=path)
         del self._entries[key]
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
