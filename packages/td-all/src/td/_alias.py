@@ -221,7 +221,7 @@ class _Missing(type):
 
     _reason: str
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         raise MissingPluginError(cls._reason)
 
     def __getattr__(cls, name: str) -> Any:

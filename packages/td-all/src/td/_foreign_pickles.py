@@ -77,7 +77,7 @@ def _stack(cls: Any, state: Mapping[str, Any]) -> object:
     return cls(*members, stack_dim=dim, stack_dim_name=state.get("_td_dim_name"), batch_size=size, **hooks)
 
 
-def make_consolidated(metadata: dict[str, object], storage: Tensor) -> Any:
+def make_consolidated(metadata: dict[str, object], storage: Tensor) -> object:
     """Build a consolidated collection from its structure and its storage."""
     text = json.dumps(metadata, default=str).encode()
     end = text + len(text).to_bytes(8, "little", signed=True)
@@ -89,7 +89,7 @@ def make_unbatched(data: Tensor, batch_size: torch.Size | None = None) -> Unbatc
     return UnbatchedTensor(data, batch_size=batch_size)
 
 
-def make_metadata(type_: Any, data: object, state: Mapping[str, Any]) -> MetaData[Any]:
+def make_metadata(type_: Any, data: object, state: Mapping[str, Any]) -> MetaData[object]:
     """Build an instance of ``MetaData[type_]``."""
     inner = state["_tensordict"]
     made: MetaData[Any] = MetaData[type_](data, batch_size=inner.batch_size, device=inner.device)

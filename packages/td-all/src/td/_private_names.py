@@ -265,7 +265,7 @@ def _list_members(
         leaves_only: bool = False,
         is_leaf: Any = None,
         **options: Any,
-    ) -> Any:
+    ) -> object:
         if is_leaf is MEMBERS_AS_NODES and include_nested:
             return [take(pair) for pair in _iter_entries(self, leaves_only)]
         return view(self, include_nested, leaves_only, is_leaf, **options)

@@ -23,7 +23,7 @@ def as_tensor(value: object, dtype: torch.dtype | None = None, device: DeviceTyp
     return torch.as_tensor(value, dtype=dtype, device=device)
 
 
-def tensors_in(index: object) -> Any:
+def tensors_in(index: object) -> object:
     """Replace the arrays in an index by tensors."""
     if isinstance(index, tuple):
         return tuple(map(tensors_in, index))

@@ -214,7 +214,7 @@ def as_memory(leaves: list[Tensor]) -> list[Tensor]:
     return STORED[0].as_memory(leaves) if STORED and not PLAIN.issuperset(map(type, leaves)) else leaves
 
 
-def index_leaves(node: Any, plan: Any) -> Any:
+def index_leaves(node: Any, plan: Any) -> object:
     """Apply an index plan to a node; read its stored tensors together."""
     return STORED[0].index_together(node, plan) if STORED and not plan.is_view else node._transform(plan)
 

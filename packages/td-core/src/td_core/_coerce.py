@@ -223,7 +223,7 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
     )
 
 
-def get_struct_fields(value: object) -> dict[str, Any] | None:
+def get_struct_fields(value: object) -> dict[str, object] | None:
     """Return the fields of a structured array or of one of its records, or None for any other object."""
     if not isinstance(value, (np.ndarray, np.void)) or value.dtype.names is None:
         return None
@@ -254,7 +254,7 @@ def _convert_sequence(value: list[object] | tuple[object, ...]) -> Tensor | None
 
 def _convert_with_numpy(value: list[object] | tuple[object, ...]) -> Tensor | None:
     """Convert a sequence without tensors and collections at its first level."""
-    first: Any = value if isinstance(value, list) else None
+    first: object = value if isinstance(value, list) else None
     for _ in range(_MAX_DIMS):  # bounded, since a list may contain itself
         if not isinstance(first, list) or not first:
             break

@@ -211,7 +211,7 @@ class Core(ABC):
         """Convert a dense collection to this class, for classmethods such as ``from_dict``. The default returns it unchanged."""
         return result
 
-    def _as_value(self, value: object) -> Any:
+    def _as_value(self, value: object) -> object:
         """Wrap a value in a node of this kind, if this is a value node. The default returns the value unchanged."""
         return value
 
@@ -293,7 +293,7 @@ class Core(ABC):
         return ()
 
     def _split_update(
-        self, plan: Any, source: Core, wanted: Any, path: tuple[str, ...]
+        self, plan: Any, source: Core, wanted: object, path: tuple[str, ...]
     ) -> Sequence[tuple[Core, Any]] | None:
         """Pair each member of a lazy stack with its part of the source of an update; None if the entries are updated."""
         return None

@@ -103,7 +103,7 @@ class ConversionMixin(Core):
             batch_dims=batch_dims,
             names=names,
         )
-        levels: list[tuple[Any, Core, Any, str]] = [(result, self, None, "")]
+        levels: list[tuple[Any, Core, object, str]] = [(result, self, None, "")]
         for node, kind, _, _ in levels:
             for key, child in dict(node._children()).items():
                 other = kind._children().get(key)
@@ -129,7 +129,7 @@ class ConversionMixin(Core):
         {'a': 1, 'b': {'c': [1, 2]}}
         """
         # Hot path: copy the dict of each node in C, then replace only the entries that are not plain tensors.
-        root: dict[str, Any] = dict(self._schema.list_entries(self))
+        root: dict[str, object] = dict(self._schema.list_entries(self))
         todo = [root]
         below: dict[str, object]
         # By hand: the row `to_dict` of benchmarks/ops.py.
@@ -341,10 +341,10 @@ def _as_entry(node: Core, key: str, value: object) -> object:
     return node._schema.convert_plain(key, value)
 
 
-def _with_values(mapping: Mapping[Any, object], like: Core) -> dict[Any, Any]:
+def _with_values(mapping: Mapping[object, object], like: Core) -> dict[Any, object]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
 
-    def fill(node: Core, out: dict[Any, Any], source: Mapping[Any, object]) -> Iterator[Any]:
+    def fill(node: Core, out: dict[object, Any], source: Mapping[Any, object]) -> Iterator[Any]:
         children = node._children()
         for key, value in source.items():
             child = children.get(key)
@@ -396,7 +396,7 @@ def _columns(
 ) -> tuple[list[object], list[tuple[tuple[str, ...], object]]]:
     """Return the field specs of the structured dtype of ``node``, and its columns as (path, array) pairs."""
     fields: list[object] = []
-    columns: list[tuple[tuple[str, ...], Any]] = []
+    columns: list[tuple[tuple[str, ...], object]] = []
     for key, child in dict(get_all_entries(node)).items():
         if isinstance(child, Tensor):
             try:

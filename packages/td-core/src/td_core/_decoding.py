@@ -140,7 +140,7 @@ def _find_moved_class(row: Any, cls: type | None) -> type | None:
 def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
     """List the declared class of each node: ``named`` for the root, or what the schema of its parent declares."""
     classes: list[type | None] = [named, *[None] * (len(rows) - 1)]
-    owners: list[Any] = [None] * len(rows)
+    owners: list[object] = [None] * len(rows)
     # Ignore damaged rows here; decode_all raises the error for them.
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         for position, row in enumerate(rows):

@@ -40,13 +40,13 @@ class DimTensor(Tensor):
     @staticmethod
     def __new__(cls, held: Any) -> Any:
         """Wrap a ``functorch.dim.Tensor``."""
-        result: Any = torch.empty(0, device="meta").as_subclass(cls)
+        result = torch.empty(0, device="meta").as_subclass(cls)
         result.held = held
         return result
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+        cls, func: Callable[..., object], types: object, args: object = (), kwargs: object = None
     ) -> Any:
         args, kwargs = pytree.tree_map(_unwrap, (args, kwargs or {}))
         # Any function without special meaning runs under vmap over the dims.
@@ -191,7 +191,7 @@ class DimEntry(TensorCollection):
     def _stack_lazily(self, items: Sequence[Core], dim: int, source: tuple[Core, str] | None = None) -> Any:
         return self._join(items, stack_plan(self.batch_size, dim, len(items)))
 
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Child:
+    def _compare(self, other: Any, single: Callable[..., object]) -> Child:
         return as_entry(single(self._leaf, self._pair(other)))
 
 

@@ -53,7 +53,7 @@ class Op(NamedTuple):
     alike: Callable[..., bool] | None = None
 
 
-def is_grad_needed(*tensors: Any) -> bool:
+def is_grad_needed(*tensors: object) -> bool:
     """Return True if autograd records operations on any tensor of the given lists."""
     return torch.is_grad_enabled() and any(
         any(map(_REQUIRES_GRAD, tensor)) for tensor in tensors if type(tensor) is list
@@ -70,12 +70,12 @@ _IS_OUTSIDE: dict[str, Callable[..., bool] | None] = {
 }
 
 
-def make_op(name: str, single: Callable[..., Any], loop_in: str = "") -> Op:
+def make_op(name: str, single: Callable[..., object], loop_in: str = "") -> Op:
     """Build the operation with torch's fused kernel ``name``, if torch has one; loop in "autograd" or "autocast"."""
     return Op(foreach_kernel(name), single, _IS_OUTSIDE[loop_in])
 
 
-def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -> Sequence[Tensor]:
+def foreach(op: Op, leaves: list[Tensor], *operands: object, plain: bool = False) -> Sequence[Tensor]:
     """Apply ``op`` to every leaf; an operand is a list with one tensor per leaf, or one value for all leaves."""
     # ``plain=True`` skips the type check: the caller guarantees that all types are in PLAIN.
     fused = op.fused
@@ -94,7 +94,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
 
 
 def _call_fused(
-    fused: Callable[..., Any], leaves: list[Tensor], operands: tuple[Any, ...]
+    fused: Callable[..., Any], leaves: list[Tensor], operands: tuple[object, ...]
 ) -> Sequence[Tensor] | None:
     """Call a fused kernel; return None if the loop must be used, because it works or raises a clear error."""
     try:
@@ -119,7 +119,7 @@ def _call_fused(
     ]
 
 
-def is_all_plain(*operands: Any) -> bool:
+def is_all_plain(*operands: object) -> bool:
     """Return True if all tensors in the given lists have types that fused kernels support."""
     for operand in operands:  # noqa: SIM110 -- all() with a generator is slower
         if type(operand) is list and not PLAIN.issuperset(map(type, operand)):
@@ -127,7 +127,7 @@ def is_all_plain(*operands: Any) -> bool:
     return True
 
 
-def expand_operands(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:
+def expand_operands(leaves: list[Tensor], operands: tuple[object, ...]) -> list[list[object]]:
     """Expand each operand to a list with one value per leaf."""
     return [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
 
@@ -141,11 +141,11 @@ def order_subclasses_first(*columns: Any) -> Sequence[int]:
     return sorted(positions, key=lambda i: all(type(row[i]) in PLAIN for row in rows))
 
 
-def _make_inplace(fused: Callable[..., Any]) -> bool:
+def _make_inplace(fused: Callable[..., object]) -> bool:
     return str(getattr(fused, "func", fused).__name__).endswith("_")
 
 
-def is_grad_shared(*tensors: Any) -> bool:
+def is_grad_shared(*tensors: object) -> bool:
     """Return True if some tensors require grad and others do not: then all results of a fused call would require grad."""
     needs = {tensor.requires_grad for item in tensors if type(item) is list for tensor in item}
     return len(needs) > 1 and torch.is_grad_enabled()

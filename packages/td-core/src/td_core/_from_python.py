@@ -359,7 +359,7 @@ def make_tensordict(
     return _build({**source, **kwargs}, batch_size, device, None, bool(auto_batch_size), None)
 
 
-def _entries(what: str, source: object) -> Mapping[Any, Any]:
+def _entries(what: str, source: object) -> Mapping[Any, object]:
     if isinstance(source, Core) and has_entries(source):
         return get_all_entries(source)
     if not isinstance(source, Mapping):
@@ -399,10 +399,10 @@ def from_pytree(
 def _tree_content(pytree: object) -> dict[str, object]:
     root: dict[str, object] = {}
 
-    def fill(tree: TensorCollection, out: dict[str, object]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def fill(tree: TensorCollection, out: dict[str, object]) -> Iterator[tuple[Any, dict[str, object]]]:
         out[PYTREE_TYPE] = type(tree)
-        entries: Iterable[tuple[Any, Any]]
-        below: dict[str, Any]
+        entries: Iterable[tuple[object, object]]
+        below: dict[str, object]
         if isinstance(tree, Mapping):
             entries = tree.items()
         elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -463,7 +463,7 @@ def _check_one_given(batch_size: BatchSize | None, batch_dims: int | None) -> No
         raise ValueError(f"give batch_size or batch_dims, not both; got {batch_size!r} and {batch_dims}")
 
 
-def _get_content(value: object) -> Mapping[Any, Any] | None:
+def _get_content(value: object) -> Mapping[Any, object] | None:
     """Return the items of a container as a mapping, or None for a leaf or a collection."""
     if isinstance(value, Core) or _has_coercer(value):
         return None

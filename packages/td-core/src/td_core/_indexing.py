@@ -90,7 +90,7 @@ class IndexPlan(ShapePlan):
                 check_range(min(ends), max(ends), self.batch[dim], dim)
             dim += item is not None and type(item) is not bool
 
-    def _list_items(self) -> tuple[Any, ...]:
+    def _list_items(self) -> tuple[object, ...]:
         """Return the items of the index, as lists where a graph can read their positions."""
         return _items(self.index)
 
@@ -129,11 +129,11 @@ class _ListedPlan(IndexPlan):
     __slots__ = ("listed",)
     listed: tuple[Any, ...]
 
-    def _list_items(self) -> tuple[Any, ...]:
+    def _list_items(self) -> tuple[object, ...]:
         return self.listed
 
 
-def _make_reader(index: Any) -> Callable[[Tensor], Any]:
+def _make_reader(index: Any) -> Callable[[Tensor], object]:
     """Return a function that reads a leaf at a parsed index, with ``index_select`` for rows if possible."""
     read = itemgetter(index)
     if not _is_on_host(index) or torch.compiler.is_compiling() or functorch_level() is not None:
@@ -142,7 +142,7 @@ def _make_reader(index: Any) -> Callable[[Tensor], Any]:
     # index_select is 3 to 30 times as fast as indexing, but supports no negative positions and no other strides.
     selects = type(index) is Tensor and index.ndim == 1
 
-    def read_rows(leaf: Tensor) -> Any:
+    def read_rows(leaf: Tensor) -> object:
         nonlocal placed, selects
         if type(leaf) in PLAIN or type(leaf).__torch_function__ is plain_results:
             if not leaf.is_cpu:
@@ -210,9 +210,9 @@ def _make_mask_reader(index: tuple[Tensor, ...], dims: tuple[int, ...]) -> Calla
     if torch.compiler.is_compiling():
         return read
     last = len(dims) - 1
-    read_rows: Callable[[Tensor], Any] | None = None
+    read_rows: Callable[[Tensor], object] | None = None
 
-    def read_masked(leaf: Tensor) -> Any:
+    def read_masked(leaf: Tensor) -> object:
         nonlocal read_rows
         if type(leaf) in PLAIN and leaf.numel() >= _MANY:
             try:
@@ -254,7 +254,7 @@ def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
 def _plan_items(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan:
     """Check each item of an index against its dims; a mask becomes one integer tensor per dim."""
     parsed = _parse(provided, batch_size)
-    items: list[Any] = []
+    items: list[object] = []
     lead: list[int] = []
     kept: list[int | None] = []
     shapes: list[tuple[int, ...]] = []
@@ -318,7 +318,7 @@ _plan_again = cache_plans(_plan_items)
 
 def _parse(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
     """Convert the items of an index and replace the ellipsis by full slices."""
-    items: list[Any] = []
+    items: list[object] = []
     ellipsis = -1
     n = 0
     for item in provided:

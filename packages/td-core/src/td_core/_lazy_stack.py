@@ -297,7 +297,7 @@ class LazyStackedTensorDict(LazyStackOps):
         if isinstance(first, Tensor):
             try:
                 # Hot path: torch parses the call faster without a dim argument.
-                value: Any = torch.stack(entries, dim) if dim else torch.stack(entries)
+                value = torch.stack(entries, dim) if dim else torch.stack(entries)
             except (RuntimeError, TypeError) as error:
                 raise make_ragged_error(key, entries, error) from error
         elif any(isinstance(entry, Tensor) for entry in entries):
@@ -380,7 +380,7 @@ class LazyStackedTensorDict(LazyStackOps):
             add_nested(member, key, part)
         return value
 
-    def _split_for_members(self, key: str, value: Child) -> list[tuple[Any, Any]]:
+    def _split_for_members(self, key: str, value: Child) -> list[tuple[Any, object]]:
         """Pair each member with its part of a value that will be stored."""
         check_unlocked(self, f"set {show_path((key,))}")
         check_keys(self, {key: None})
@@ -391,7 +391,7 @@ class LazyStackedTensorDict(LazyStackOps):
                 part._change_batch_size(member.batch_size)
         return shares
 
-    def _split_value(self, value: Any) -> list[tuple[Any, Any]]:
+    def _split_value(self, value: Any) -> list[tuple[Any, object]]:
         if not isinstance(value, (Tensor, Core)):
             return [(member, value) for member in self._members]
         if self._hook_in is not None:
@@ -519,7 +519,7 @@ class LazyStackedTensorDict(LazyStackOps):
     def _transform_multi(self, plan: MultiPlan) -> tuple[Any, ...]:
         along = plan.along(self._stack_dim) if self._members else None
         if along is None:
-            parts: tuple[Any, ...] = self._stack_members()._transform_multi(plan)
+            parts: tuple[object, ...] = self._stack_members()._transform_multi(plan)
             return parts
         picks, inner, stack_dim = along
         if picks is not None:
@@ -599,7 +599,7 @@ class LazyStackedTensorDict(LazyStackOps):
             return super()._index(index)
         return uneven_index(self, index)
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+    def _assign(self, index: Any, value: object, *, non_blocking: bool = False) -> None:
         if self._is_member_index(index):
             self._members[index]._assign((), value, non_blocking=non_blocking)
             return

@@ -111,7 +111,7 @@ class LazyStackOps(TensorDictBase):
             member._plan_writes(writes, index, part, dims)
 
     def _split_update(
-        self, plan: Update, source: Any, wanted: Any, path: tuple[str, ...]
+        self, plan: Update, source: Any, wanted: object, path: tuple[str, ...]
     ) -> list[tuple[Core, Any]] | None:
         members, dim, size = self._members, self._stack_dim, source.batch_size
         # A source without the stack dim is read as a mapping: its leaves may have that dim.
@@ -131,7 +131,9 @@ class LazyStackOps(TensorDictBase):
         """Replace all members, whose number may change."""
         self._members[:] = members
 
-    def _make_new_members(self, plan: Update, source: Any, wanted: Any, path: tuple[str, ...]) -> list[Child]:
+    def _make_new_members(
+        self, plan: Update, source: Any, wanted: object, path: tuple[str, ...]
+    ) -> list[Child]:
         """Copy the slices of ``source``, whose number differs from that of the members."""
         members, dim, right = self._members, self._stack_dim, source._children()
         kept = sorted({key for member in members for key in member._children() if key not in right})
@@ -151,7 +153,7 @@ class LazyStackOps(TensorDictBase):
     def _make_empty_stack(self, plan: Any, size: torch.Size) -> Core:
         """Build a lazy stack of another batch size, whose members have the nested nodes of the first, but no leaves."""
         dim = min(self._stack_dim, len(size) - 1)
-        first: Any = self._members[0].select(*list(self._children()))
+        first = self._members[0].select(*list(self._children()))
         first = map_levels(first, _drop_leaves, by_member=True)
         inner = plan.of_member(first.batch_size, remove_size(size, dim))
         return make_lazy_stack([first._transform(inner) for _ in range(size[dim])], dim)

@@ -74,7 +74,7 @@ def _flatten(items: LinkedList) -> tuple[list[object], None]:
     return list(items), None
 
 
-def _flatten_with_keys(items: LinkedList) -> tuple[list[tuple[Any, Any]], None]:
+def _flatten_with_keys(items: LinkedList) -> tuple[list[tuple[Any, object]], None]:
     return [(torch_pytree.SequenceKey(place), item) for place, item in enumerate(items)], None
 
 

@@ -16,7 +16,7 @@ from ._torch_private import wrap_vmap
 from ._walks import walk
 
 
-def normalize_dims(dims: object, provided: object, count: Callable[[int, Core], int]) -> Any:
+def normalize_dims(dims: object, provided: object, count: Callable[[int, Core], int]) -> object:
     """Convert vmap dims to non-negative ints for the collections in ``provided``; ``count`` converts one dim."""
     # ``dims`` is an int, None or a pytree prefix of ``provided``.
     if dims is None or dims == 0:
@@ -67,7 +67,7 @@ def _dim_of(dim: int, ndim: int, node: Core, provided: str) -> int:
 
 def _read_in_dims(original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
-    def process(in_dims: object, args: tuple[object, ...], func: object) -> Any:
+    def process(in_dims: object, args: tuple[object, ...], func: object) -> object:
         if in_dims != 0 and args:
             in_dims = normalize_dims(in_dims, args, get_argument_dim)
         return original(in_dims, args, func)
@@ -83,7 +83,7 @@ def _unpack(out_dims: Any, outputs: object) -> object:
 
 def _read_out_dims(original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
-    def unwrap(outputs: object, out_dims: object, *args: object) -> Any:
+    def unwrap(outputs: object, out_dims: object, *args: object) -> object:
         return original(outputs, normalize_dims(_unpack(out_dims, outputs), outputs, get_result_dim), *args)
 
     return unwrap

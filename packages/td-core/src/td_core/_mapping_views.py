@@ -76,7 +76,7 @@ def _peek_entries(node: Core, keys: Iterable[str]) -> Iterator[tuple[str, Child]
 
 
 def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[object]:
-    children: Any = node._children()
+    children = node._children()
     if not (nested or leaves_only):
         return list(children)
     if type(children) is dict and PLAIN.issuperset(map(type, (flat := children.copy()).values())):
@@ -166,7 +166,7 @@ def _list_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
 def _count(node: Core, nested: bool, leaves_only: bool) -> int:
     count, todo = 0, [node]
     for node in todo:
-        children: Any = node._children()
+        children = node._children()
         if not (nested or leaves_only):
             return len(children)
         if type(children) is dict:

@@ -431,7 +431,7 @@ def encode(
     """
     nodes: list[dict[str, Any]] = [{}]
     leaves: list[Tensor] = []
-    values: list[Any] = []
+    values: list[object] = []
     classes: dict[int, type] = {}
     todo: list[tuple[int, dict[str, Any]]] = [(0, {})]
     known: dict[int, int] = {}

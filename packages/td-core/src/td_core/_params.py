@@ -121,7 +121,7 @@ def _disable_grad(method: MethodT) -> MethodT:
     """Wrap an in-place method in ``no_grad``, so that it can write parameters as an optimizer does."""
 
     @functools.wraps(method)
-    def wrapper(self: object, *args: object, **kwargs: object) -> Any:
+    def wrapper(self: object, *args: object, **kwargs: object) -> object:
         with torch.no_grad():
             return method(self, *args, **kwargs)
 

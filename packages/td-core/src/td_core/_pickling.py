@@ -42,7 +42,7 @@ def rebuild_collection(
     values: list[Any],
     classes: dict[int, type],
     attributes: dict[int, dict[str, object]] | None = None,
-    keepers: dict[int, Any] | None = None,
+    keepers: dict[int, object] | None = None,
 ) -> Any:
     """Rebuild the collection that :meth:`PickleMixin.__reduce_ex__` encoded."""
     # ``classes`` makes pickle import or rebuild the classes of nodes before this call. ``attributes`` holds the attributes
@@ -54,7 +54,7 @@ def rebuild_collection(
     return fix_decoded_devices(made[0], nodes, leaves)
 
 
-def encode_for_pickle(node: Core, protocol: int) -> tuple[Any, ...]:
+def encode_for_pickle(node: Core, protocol: int) -> tuple[object, ...]:
     """Return the arguments of :func:`rebuild_collection`."""
     # torch.save uses protocol 2, and its files hold the tensors in the format of torch.
     encoded = encode(node, shared=True)
@@ -165,7 +165,7 @@ class PickleMixin(Core):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return a rebuild function and plain arguments, or the result of a ``__reduce__`` that the class defines."""
-        cls: Any = type(self)
+        cls = type(self)
         if cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not PickleMixin.__getstate__:
             return object.__reduce_ex__(self, protocol)  # type: ignore[return-value]
         reduced = None
@@ -229,7 +229,7 @@ class PickleMixin(Core):
         return copied
 
 
-def rebuild(*parts: Any) -> Any:
+def rebuild(*parts: Any) -> object:
     """Rebuild a collection. Files of earlier releases refer to this alias of ``rebuild_collection``."""
     return rebuild_collection(*parts)
 

@@ -312,7 +312,7 @@ def make_positions(size: Shape, device: torch.device | None) -> Tensor:
     return torch.arange(prod(size), device=place).view(size)
 
 
-def read_positions(index: Tensor) -> Any:
+def read_positions(index: Tensor) -> object:
     """Return the int or list of ints that a tensor holds; None under vmap and for fake and meta tensors."""
     # Break the graph: in a graph, members would be copied, and writes to the copies would be lost.
     if torch.compiler.is_compiling():

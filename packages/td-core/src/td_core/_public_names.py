@@ -32,7 +32,7 @@ def lazy_names(
         for name in names
     }
 
-    def find(name: str) -> Any:
+    def find(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, original = homes[name]

@@ -54,7 +54,7 @@ def register(
     """
     # torch.export.save stores a context as ``dump(context)``, which the value codec writes; ``load`` is the inverse.
 
-    def with_keys(node: Core) -> tuple[list[tuple[Any, Any]], Any]:
+    def with_keys(node: Core) -> tuple[list[tuple[Any, Any]], object]:
         children, context = flatten(node)
         return [(torch_pytree.MappingKey(key), child) for key, child in zip(keys(context), children)], context
 
@@ -69,7 +69,7 @@ def register(
     )
 
 
-def register_with_subclasses(base: type, registrar: Callable[[Any], None]) -> None:
+def register_with_subclasses(base: type, registrar: Callable[[object], None]) -> None:
     """Call ``registrar`` for a class and all its subclasses, including those that are defined later.
 
     >>> class Values:  # a collection calls the registrar of its nearest registered base when it is defined
@@ -106,7 +106,7 @@ def leaves_below(nodes: list[object]) -> list[Any]:
     ]
 
 
-def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:
+def encode_sizes(node: Core, children: list[Any]) -> tuple[object, ...]:
     """Return how unflattening finds the batch size of a node, then ``(position, extra dims)`` of each child without leaves."""
     # The first item names a child by position and feature dims, or is the batch size itself if no child has leaves.
     ndim = len(node.batch_size)
@@ -205,7 +205,7 @@ def _find_common_prefix(first: torch.Size, second: tuple[object, ...]) -> torch.
 def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> None:
     """Set the batch size of a tree without leaves. ``hidden`` is the batch dim that vmap maps over, or None."""
 
-    def resize(node: Core, size: torch.Size) -> Iterator[tuple[Any, torch.Size]]:
+    def resize(node: Core, size: torch.Size) -> Iterator[tuple[object, torch.Size]]:
         ndim = len(node.batch_size)
         stacked = node._members_and_dim()
         if stacked is None:

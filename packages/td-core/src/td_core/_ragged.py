@@ -35,7 +35,7 @@ def _get_size(tensor: Tensor, dim: int) -> int:
         return -1
 
 
-def merge_shapes(shapes: Sequence[Sequence[object]], dim: int) -> tuple[Any, ...]:
+def merge_shapes(shapes: Sequence[Sequence[object]], dim: int) -> tuple[object, ...]:
     """Return the shape of a stack along ``dim``: -1 where sizes differ, ``(-1,)`` if numbers of dims differ."""
     if len({len(shape) for shape in shapes}) != 1:
         return (-1,)
@@ -82,7 +82,7 @@ def make_ragged_error(key: str, entries: list[Child], error: Exception) -> Struc
     )
 
 
-def get_member_entry(member: Any, key: NestedKey, form: dict[str, object]) -> Any:
+def get_member_entry(member: Any, key: NestedKey, form: dict[str, object]) -> object:
     """Read an entry of a member; if the path leads through a lazy stack, that stack returns it in the form ``form``."""
     node, path = member, unravel_key_to_tuple(key)
     while path and isinstance(node, Core) and node._members_and_dim() is None:
@@ -112,7 +112,7 @@ def convert_form(
     padding_value: float = 0.0,
     padding_side: str = "right",
     layout: torch.layout | None = None,
-) -> Any:
+) -> object:
     """Convert the entries of members to a list, nested or padded tensor; return ``default`` if ``entries`` is None."""
     if as_list + as_nested_tensor + as_padded_tensor != 1:
         raise TypeError("give exactly one of as_list, as_nested_tensor, as_padded_tensor")

@@ -343,7 +343,7 @@ def _long(node: TensorCollection, indent: int, options: dict[str, object]) -> li
         ending.append(f"device={node.device}")
     if options["show_is_shared"]:
         ending.append(f"is_shared={bool(_leaves(node)) and node.is_shared()}")
-    pieces: list[Any] = [f"{type(node).__name__}(\n"]
+    pieces: list[object] = [f"{type(node).__name__}(\n"]
     if is_declared:
         for field in fields:
             pieces += [f"{pad}{field.key}=", *_long_entry(field, indent + 4, options), ",\n"]
@@ -426,7 +426,7 @@ _MUTED = 'style="opacity:0.7"'
 _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
-def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[Any]:
+def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[object]:
     """Return the HTML pieces of a node; ``field`` is its entry in the parent, None for the root."""
     options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)

@@ -115,12 +115,12 @@ class Switch:
         elif inspect.iscoroutinefunction(fn):
             awaitable: Any = types.coroutine(self._run_steps)
 
-            async def wrapper(*args: object, **kwargs: object) -> Any:
+            async def wrapper(*args: object, **kwargs: object) -> object:
                 return await awaitable(fn(*args, **kwargs))
 
         else:
 
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: object) -> Any:
                 return self._wrap_function(fn, *args, **kwargs)
 
         made: FnT = functools.wraps(fn)(wrapper)  # type: ignore[assignment]
@@ -171,7 +171,7 @@ class set_printoptions(Switch):  # noqa: N801  named as in tensordict
 
     _name = "print_options"
 
-    def __init__(self, *, verbose: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *, verbose: bool = True, **kwargs: object) -> None:
         unknown = sorted(set(kwargs) - set(_PRINT_OPTIONS))
         if unknown:
             raise TypeError(f"set_printoptions() has no option {unknown}; there are {sorted(_PRINT_OPTIONS)}")

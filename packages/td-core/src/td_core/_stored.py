@@ -168,7 +168,7 @@ def _wrap(cls: type, source: Source, twin: Tensor, device: torch.device) -> Stor
     """Return a stored tensor with the geometry of a meta tensor."""
     # An inference tensor could not be a view of a tensor from outside of inference mode.
     with torch.inference_mode(False):
-        self: Any = make_wrapper(
+        self = make_wrapper(
             cls,
             twin.shape,
             strides=twin.stride(),
@@ -256,7 +256,7 @@ class _Together(threading.local):
 _TOGETHER = _Together()
 
 
-def index_together(node: Any, plan: Any) -> Any:
+def index_together(node: Any, plan: Any) -> object:
     """Apply an index plan with positions to a node, and read the rows of all stored leaves together."""
     before, _TOGETHER.is_on = _TOGETHER.is_on, True
     try:
@@ -548,7 +548,7 @@ def _get_item(self: Tensor, index: object) -> Tensor:
         return Tensor.__getitem__(self, index)  # type: ignore[index]
 
 
-def _to(self: Any, *args: object, **kwargs: Any) -> Tensor:
+def _to(self: Any, *args: object, **kwargs: object) -> Tensor:
     """Read if a device is given, even if it is the same one: to() with a device means its memory."""
     given = [*args[:1], kwargs.get("device"), kwargs.get("other")]
     if any(isinstance(item, (torch.device, str, int, Tensor)) for item in given):

@@ -120,7 +120,7 @@ class TensorDict(TensorDictBase):
         names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if source is None:
             source = kwargs
@@ -149,7 +149,7 @@ class TensorDict(TensorDictBase):
         if lock:
             self.lock_()
 
-    def _fill(self, source: Mapping[Any, Any], non_blocking: bool) -> None:
+    def _fill(self, source: Mapping[Any, object], non_blocking: bool) -> None:
         """Check and store the entries of a mapping, with a fast path for plain tensors under string keys."""
         data, size, device, names = self._dict, self._batch_size, self._device, self._names
         ndim = len(size)
@@ -355,7 +355,7 @@ class TensorDict(TensorDictBase):
         # Fast path for the common case: a plain tensor under a flat key.
         if isinstance(value, Tensor) and type(value) not in WRAPPED:
             node: Any = self
-            name: Any = key
+            name: object = key
             if type(key) is not str:
                 node = None
                 if type(key) is tuple and len(key) > 1 and type(key[-1]) is str:
@@ -644,7 +644,7 @@ class TensorDict(TensorDictBase):
         # Reuse the copied dict of the first item for the result, and replace its entries one by one.
         target = columns[0]
         root, prefix = _make_node(type(self), target, size, self._device, names), path
-        todo: list[tuple[list[dict[str, Any]], tuple[str, ...]]] = []
+        todo: list[tuple[list[dict[str, object]], tuple[str, ...]]] = []
         # By hand: the row `stack` of benchmarks/ops.py.
         while True:
             for key, values in zip_entries(columns, prefix):

@@ -88,7 +88,7 @@ def foreach_kernel(name: str) -> Callable[..., Any] | None:
     return _find(f"_foreach_{name}")  # type: ignore[no-any-return]
 
 
-def map_location() -> Any:
+def map_location() -> object:
     """Return the ``map_location`` of the ``torch.load`` call that runs in this thread, or None outside of one."""
     return getattr(_LOADING, "map_location", None)
 
@@ -179,7 +179,7 @@ _VMAP: Any = _find("_C._functorch.TransformType.Vmap")
 _DERIVATIVES: tuple[Any, ...] = (_GRAD, _find("_C._functorch.TransformType.Jvp"))
 
 
-def find_refusing_transform(target: Tensor, operands: Iterable[Any]) -> str | None:
+def find_refusing_transform(target: Tensor, operands: Iterable[object]) -> str | None:
     """Return the transform of ``torch.func`` that refuses to write operands into a tensor from outside of it, or None."""
     if torch.compiler.is_compiling() or functorch_level() is None:
         return None
@@ -250,7 +250,7 @@ def is_read_only_view(tensor: Tensor) -> bool:
     return get_base(tensor) is not None and _creation_of is not None and _creation_of(tensor) != _DEFAULT
 
 
-def default_collate_functions() -> dict[Any, Callable[..., Any]]:
+def default_collate_functions() -> dict[object, Callable[..., object]]:
     """Return the class table of ``torch.utils.data.default_collate``; an unused dict if torch lacks it."""
     return getattr(torch.utils.data._utils.collate, "default_collate_fn_map", {})
 
@@ -277,7 +277,7 @@ plain_results: Any = _find("_C._disabled_torch_function_impl", classmethod(_as_p
 
 def make_tracing_error(message: str) -> Exception:
     """Return an error to raise where torch.compile traces an input: a graph break, or an error with ``fullgraph=True``."""
-    compiler: Any = sys.modules.get("torch._dynamo.exc")
+    compiler = sys.modules.get("torch._dynamo.exc")
     return RuntimeError(message) if compiler is None else compiler.Unsupported(message)
 
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import reduce
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def has_name(cls: type, name: str) -> bool:
     return cls.__module__.partition(".")[0] == name.partition(".")[0] and find_imported(name) is cls
 
 
-def find_imported(name: str) -> Any:
+def find_imported(name: str) -> object:
     """Return the object with a dotted name in a module that is already imported, or None."""
     module, _, rest = name.rpartition(".")
     while module and module not in sys.modules:

@@ -136,7 +136,7 @@ def _split(value: Any, path: Path, depth: int) -> tuple[object, object]:
         return [plain for plain, _ in pairs], _types_of_items([types for _, types in pairs])
     if cls is dict and all(type(key) is str for key in value):
         plains: dict[str, object] = {}
-        children: dict[str, Any] = {}
+        children: dict[str, object] = {}
         for key, item in value.items():
             plains[key], types = _split(item, (path, key), depth + 1)
             if types is not None:

@@ -30,7 +30,7 @@ class RemoteTraceback(Exception):  # noqa: N818  only the cause of other excepti
         return f"\n\nin the worker:\n{self.args[0]}"
 
 
-def run_task(fn: Callable[[Any], Any], seed: int, item: object, target: Any) -> Any:
+def run_task(fn: Callable[[object], object], seed: int, item: object, target: Any) -> object:
     """Seed torch and return ``fn(item)``; with a target, write the result into it and return True."""
     torch.manual_seed(seed)
     result = fn(item)
@@ -70,7 +70,7 @@ def _work(connection: Connection, parents: Connection, fn: Callable[[object], ob
 class _Worker:
     """A worker process, the parent's end of its pipe, and its state."""
 
-    def __init__(self, context: Any, fn: Callable[[Any], Any], threads: int) -> None:
+    def __init__(self, context: Any, fn: Callable[[Any], object], threads: int) -> None:
         self.connection, right = context.Pipe()
         self.process = context.Process(target=_work, args=(right, self.connection, fn, threads), daemon=True)
         self.process.start()
@@ -92,7 +92,7 @@ class _Worker:
 
 
 def run(
-    fn: Callable[[Any], Any],
+    fn: Callable[[object], object],
     tasks: Iterable[Task],
     *,
     num_workers: int,
@@ -100,7 +100,7 @@ def run(
     max_tasks_per_child: int | None = None,
     worker_threads: int = 1,
     start_method: str | None = None,
-) -> Iterator[Any]:
+) -> Iterator[object]:
     """Yield ``fn(item)`` per task, in order; arguments as in ``ParallelMixin.map``. Raise WorkerError if a worker dies."""
     # Task i runs with torch.manual_seed(seed + i), whichever worker runs it.
     context = mp.get_context(start_method)

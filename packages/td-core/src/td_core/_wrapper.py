@@ -27,7 +27,7 @@ def _hand_on(method: MethodT) -> MethodT:
     """Return the method of Wrapper that calls the method of the same name of the wrapped collection."""
     name = method.__name__
 
-    def call(self: Wrapper, *args: object, **kwargs: object) -> Any:
+    def call(self: Wrapper, *args: object, **kwargs: object) -> object:
         return getattr(self._tensordict, name)(*args, **kwargs)
 
     call.__qualname__ = f"Wrapper.{name}"  # pickles of the method find it by this name
@@ -50,7 +50,7 @@ class Wrapper(TensorCollection):
         return td
 
     @classmethod
-    def _wrap_stack(cls, td: object) -> Any:
+    def _wrap_stack(cls, td: object) -> object:
         """Wrap a lazy stack of wrapped collections in this class."""
         return cls._wrap(td)
 
@@ -117,7 +117,7 @@ class Wrapper(TensorCollection):
     def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
         results: list[TensorCollection] = []
 
-        def map_holder(node: TensorCollection, *parts: TensorCollection) -> Any:
+        def map_holder(node: TensorCollection, *parts: TensorCollection) -> object:
             result = fn(self._wrap_holder(node), *parts)
             results.append(result)
             return None if result is None else result._inner()
@@ -133,7 +133,7 @@ class Wrapper(TensorCollection):
         """Wrap a member of the wrapped lazy stack like this node; the wrapped collection itself becomes this node."""
         return self if node is self._tensordict else self._wrap(node)
 
-    def _flatten_leaves(self, out: list[Tensor]) -> Any:
+    def _flatten_leaves(self, out: list[Tensor]) -> object:
         return self._tensordict._flatten_leaves(out)
 
     def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
@@ -160,7 +160,7 @@ class Wrapper(TensorCollection):
         return [(self._wrap_holder(member), part) for member, part in self._tensordict._split_value(value)]
 
     def _split_update(
-        self, plan: Any, source: Core, wanted: Any, path: tuple[str, ...]
+        self, plan: Any, source: Core, wanted: object, path: tuple[str, ...]
     ) -> Sequence[tuple[Core, Any]] | None:
         parts = self._tensordict._split_update(plan, source, wanted, path)
         return parts and [(self._wrap_holder(member), part) for member, part in parts]

@@ -75,7 +75,7 @@ def receive(
     among: Group,
     take: Callable[..., None],
     named: type | None = None,
-) -> Any:
+) -> object:
     """Receive the messages of a :class:`Payload` with ``take``, and decode the collection; errors as in :func:`unpack`."""
     # ``front`` was received before: (mark, bytes of the header, bytes of header and storage).
     mark, length, size = front

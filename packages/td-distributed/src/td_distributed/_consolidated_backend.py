@@ -99,7 +99,7 @@ class EncodedCache:
         )
 
 
-def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
+def _parts(node: Any) -> tuple[object, Iterable[str], Collection[object]]:
     """Return the header of a node, its keys, and its child tensors and nodes."""
     if type(node) is TensorDict:
         # Hot path, run before every message: compare the attributes of the header without building it.

@@ -257,7 +257,7 @@ def _align_bytes(data: Tensor) -> Tensor:
 def assemble_table(
     nodes: list[dict[str, Any]],
     layout: Layout,
-    values: list[Any],
+    values: list[object],
     storage: Tensor,
     classes: Mapping[int, type] | None = None,
     attributes: dict[int, dict[str, object]] | None = None,
@@ -298,14 +298,14 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
     return {"nodes": nodes, "leaves": _storage.to_columns(layout), "values": values}
 
 
-def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any]]:
+def from_description(table: Any) -> tuple[Layout, list[dict[str, object]], list[Any]]:
     """Parse the result of :func:`describe` into (layout, nodes, values for :func:`join_values`)."""
     layout = _storage.from_columns(table["leaves"])
     _key_paths.check_tree(table["nodes"], len(layout.leaves), len(table["values"]))
     return layout, table["nodes"], table["values"]
 
 
-def join_values(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> list[Any]:
+def join_values(values: list[tuple[Any, object]], nodes: list[dict[str, Any]]) -> list[Any]:
     """Decode the values that :func:`describe` encoded; raise MissingPluginError with the key path if a plugin is missing."""
     return [
         join_value(plain, types, partial(_key_paths.format_value_path, nodes, i))
@@ -434,7 +434,7 @@ class _Reader:
         """Build the root node from its JSON object, children before parents."""
         root: tuple[dict[str, object], tuple[str, ...], str] = (level, (), "")
         order = list(expand([root], _list_levels))
-        built: dict[int, Any] = {}
+        built: dict[int, object] = {}
         keys = [self._leaves(current, path) for current, path, _ in order]
         layout = Layout(self.leaves, len(self.views.storage))
         _storage.check(layout, layout.nbytes)

@@ -184,7 +184,7 @@ def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> 
             )
 
 
-def _get_forms(layout: _storage.Layout) -> list[Any]:
+def _get_forms(layout: _storage.Layout) -> list[object]:
     return [(ragged, *((span.dtype, tuple(span.shape)) for span in spans)) for spans, ragged in layout.leaves]
 
 
@@ -193,7 +193,7 @@ def _parse_cached(header: bytes) -> Message:
     return _wire.parse_message(header)
 
 
-def _order(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[tuple[int, int]]:
+def _order(left: list[dict[str, object]], right: list[dict[str, Any]]) -> list[tuple[int, int]]:
     """Match the leaves of two trees by key path. Return (position in ``left``, position in ``right``) pairs."""
     if left == right:
         return [(position, position) for position in _key_paths.leaves(left)]

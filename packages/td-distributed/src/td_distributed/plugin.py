@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from td_core import hookimpl
 from td_core.plugins.declarations import implementations
@@ -12,6 +11,6 @@ from . import _collectives, _consolidate, _p2p, _reduce, _remote  # noqa: F401  
 
 
 @hookimpl
-def td_methods() -> Mapping[str, Any]:
+def td_methods() -> Mapping[str, object]:
     """Return the methods that td-distributed attaches to every collection."""
     return implementations("td-distributed")

@@ -342,7 +342,7 @@ def _write_manifest(
     tree: DirectoryTree, metas: dict[Parts, bytes], files: list[Parts], algorithm: Any
 ) -> None:
     """Write the manifest of the save with the new rows, with hashes if the old manifest had hashes."""
-    sizes: dict[Parts, list[Any]] = {place: [len(text), None] for place, text in metas.items()}
+    sizes: dict[Parts, list[object]] = {place: [len(text), None] for place, text in metas.items()}
     for place in files:
         status = tree.stat_path(place)
         assert status is not None

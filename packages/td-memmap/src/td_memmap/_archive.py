@@ -580,7 +580,7 @@ class _ArchiveReader(Reader):
         return make(path, refused=why)
 
 
-def load_archive(path: str, options: LoadOptions, subpath: NestedKey | None) -> Any:
+def load_archive(path: str, options: LoadOptions, subpath: NestedKey | None) -> object:
     """Load the collection in an archive, or only the node under ``subpath``."""
     with ArchiveTree(path) as tree:
         if subpath is not None:

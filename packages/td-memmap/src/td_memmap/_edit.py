@@ -142,7 +142,7 @@ def _is_free(name: str, wanted: list[str], siblings: Mapping[str, object], robus
 def _add_level(node: TensorCollection, name: str) -> object:
     """Add an empty child to a mapped node, or load the child that another process added concurrently."""
     saved = _require_backend(node)
-    child: Any = make_dense({}, node.batch_size, node.device, node._names)
+    child = make_dense({}, node.batch_size, node.device, node._names)
     where = None
     if saved.path is not None:
         stem = _file_names.get_stem(name, saved.robust_key)

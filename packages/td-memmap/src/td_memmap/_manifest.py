@@ -79,7 +79,7 @@ def verify_tree(tree: DirectoryTree, manifest: object, progress: Progress = Fals
     return Report(tree.path, len(files), len(hashes), problems)
 
 
-def _parse_manifest(manifest: Any, where: str) -> tuple[dict[str, list[Any]], dict[str, Any], object]:
+def _parse_manifest(manifest: Any, where: str) -> tuple[dict[str, list[Any]], dict[str, object], object]:
     """Return the rows and hashes of files by name, and the name of the hash algorithm; raise FormatError for other content."""
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):

@@ -123,7 +123,7 @@ def attach_backend(result: CollectionT, saved: MemmapBackend, *, as_saved: bool 
 
     def attach(
         node: Any, path: str | None, above: torch.Size
-    ) -> Iterator[tuple[Any, str | None, torch.Size]]:
+    ) -> Iterator[tuple[object, str | None, torch.Size]]:
         inner = node._inner()
         inner._set_device(_CPU)
         inner._backends = {

@@ -251,7 +251,7 @@ def parse_level(obj: Any, location: Location, above: torch.Size, *, robust_key: 
     return level
 
 
-def is_view(obj: dict[str, Any]) -> bool:
+def is_view(obj: dict[str, object]) -> bool:
     """Return True if metadata describes a saved view, not a node with a key such as ``"index"``."""
     return isinstance(obj.get("custom_op"), str) if isinstance(obj.get("shape"), list) else "index" in obj
 
@@ -330,7 +330,9 @@ def _find_generic_kind(name: str, location: Location) -> tuple[NodeKind, type | 
     )
 
 
-def _mapping(level: Level, obj: dict[str, Any], location: Location, robust_key: bool, strict: bool) -> None:
+def _mapping(
+    level: Level, obj: dict[str, object], location: Location, robust_key: bool, strict: bool
+) -> None:
     """Read metadata in the plain form, a JSON object of entries and fields, into ``level``."""
     level.batch_size = check_shape(obj["shape"], location, "shape")
     level.sized = True

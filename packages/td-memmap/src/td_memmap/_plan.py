@@ -190,7 +190,7 @@ class _Planner:
         level.update(plain)
         for name, item in meta.items():
             level.setdefault(name, item)
-        sidecar: dict[str, Any] = {"values": types} if types else {}
+        sidecar: dict[str, object] = {"values": types} if types else {}
         if "shape" not in meta and not row["members"]:
             sidecar.update(this.list_own_dims())
         file, content = _file_names.PICKLE, pickled
@@ -223,7 +223,7 @@ class _Planner:
     def _write_general(self, this: _Level, values: dict[str, _Value]) -> None:
         node, row, parts, key = this.node, this.row, this.parts, this.key
         kind = kinds.of(node)
-        level: dict[str, Any] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
+        level: dict[str, object] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
         if type(node) is not kind.type:
             level["class"] = kinds.name_class(type(node))
         if "from" in row:

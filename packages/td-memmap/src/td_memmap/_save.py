@@ -72,7 +72,7 @@ def copy_nodes(tree: TensorCollection) -> TensorCollection:
     """Copy the nodes of a collection, but not its leaves; keep the user's locks, not the locks of mapping."""
     result = tree._shallow_copy()
 
-    def copy_lock(node: TensorCollection, copy: Any) -> Iterator[tuple[Any, Any]]:
+    def copy_lock(node: TensorCollection, copy: Any) -> Iterator[tuple[object, object]]:
         if node._locked is True:
             copy.lock_()
         else:
@@ -172,7 +172,7 @@ class _Writer:
             if file.same_as is not None and file not in self.files:
                 self._link_tied(file, file.same_as)
 
-    def _create(self, file: LeafFile, pool: Any, running: list[Future[Any]]) -> None:
+    def _create(self, file: LeafFile, pool: Any, running: list[Future[object]]) -> None:
         path = "/".join((self.prefix, *file.path))
         if not file.nbytes:
             data = make_empty(file.tensor.dtype, file.shape)

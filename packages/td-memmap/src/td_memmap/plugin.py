@@ -62,7 +62,7 @@ class DirectoryFormat(Serializer):
 
 
 @hookimpl
-def td_methods() -> Mapping[str, Any]:
+def td_methods() -> Mapping[str, object]:
     """Return the methods of memory mapping, saving and loading."""
     return implementations("td-memmap")
 

@@ -56,7 +56,7 @@ class TensorAttrs(TensorClass, autocast=True):
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in fields})
 
 
-def make_attrs(root: TensorCollection, fields: Sequence[str], num_threads: int | None) -> Any:
+def make_attrs(root: TensorCollection, fields: Sequence[str], num_threads: int | None) -> object:
     """Copy the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
     describe = partial(TensorAttrs.from_tensor, fields=fields)
     top: dict[str, object] = {"root": {}}

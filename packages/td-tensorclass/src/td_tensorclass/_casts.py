@@ -24,7 +24,7 @@ from ._value_nodes import ValueNode
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
 
 
-def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
+def make_cast(schema: Schema) -> Callable[[str, object], object]:
     """Build the function ``cast(field, value)`` that converts a value, other than None, to the type of a field."""
     options = schema.options
     if options.tensor_only:
@@ -46,17 +46,17 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
             return NonTensorData(value)
         return value
 
-    def nocast(name: str, value: object) -> Any:
+    def nocast(name: str, value: object) -> object:
         return NonTensorData(value) if isinstance(value, _NUMBERS) else plain(name, value)
 
-    def autocast(name: str, value: object) -> Any:
+    def autocast(name: str, value: object) -> object:
         hint = schema.hint(name)
         # Non-tensor data, or a list read from a collection, already has one value per element, so keep it.
         if isinstance(value, ValueNode) or (isinstance(value, LinkedList) and not _is_tensor_hint(hint)):
             return value
         return _as_type(hint, name, value)
 
-    def tensor_only(name: str, value: object) -> Any:
+    def tensor_only(name: str, value: object) -> object:
         if isinstance(value, (Tensor, TensorCollection)) and not isinstance(value, ValueNode):
             return value
         if isinstance(value, Mapping):
@@ -109,7 +109,7 @@ def _as_any(hint: object, value: object) -> object:
     return value
 
 
-def _as_collection(hint: object, cls: Any, value: Any) -> object:
+def _as_collection(hint: object, cls: Any, value: object) -> object:
     if not isinstance(value, TensorCollection):
         return _from_mapping(hint, value) if isinstance(value, Mapping) else value
     fits = is_tensorclass(cls) and value._children().keys() <= cls._schema.names.keys()

@@ -71,7 +71,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
 
     def __init__(
         self,
-        data: Any,
+        data: object,
         _metadata: dict[str, Any] | None = None,
         _is_non_tensor: bool = True,
         *,
@@ -198,7 +198,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def _unwrap(self) -> Any:
         return self._value
 
-    def _as_value(self, value: object) -> Any:
+    def _as_value(self, value: object) -> object:
         return type(self)(value) if type(value) is type(self._value) else value
 
     def _copy_node(self) -> Self:

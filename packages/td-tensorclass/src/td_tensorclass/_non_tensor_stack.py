@@ -102,7 +102,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         stack_dim: int = 0,
         batch_size: BatchSize | None = None,
         device: DeviceType | None = None,
@@ -411,7 +411,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             node._show(part, range(len(values)))
         return node
 
-    def _as_value(self, value: object) -> Any:
+    def _as_value(self, value: object) -> object:
         if not isinstance(value, list):
             return value
         try:

@@ -92,7 +92,7 @@ def tensorclass(cls: object = None, /, **options: Any) -> Any:  # noqa: D417  it
     """
     Options(**options)  # raises TypeError for an unknown option
 
-    def decorate(plain: Any) -> Any:
+    def decorate(plain: Any) -> object:
         return make_class(plain, options, plain.__name__)
 
     return decorate if cls is None else decorate(cls)
@@ -174,7 +174,7 @@ def convert_dataclass(
     batch_dims: int | None,
     batch_size: BatchSize | None,
     device: DeviceType | None,
-) -> Any:
+) -> object:
     """Convert a dataclass instance to a tensorclass instance, or to a TensorDict if ``options`` is None."""
     if auto_batch_size and batch_size is not None:
         raise TypeError(f"give a batch size or auto_batch_size=True, not both; got {batch_size!r}")

@@ -42,7 +42,7 @@ def register_class(cls: Any) -> None:
         values = {**dict.fromkeys(names), **record.values}
         return unflatten_directory(Record({}, {}, record.members, values, complete=record.complete))
 
-    def unflatten_directory(record: Record) -> Any:
+    def unflatten_directory(record: Record) -> object:
         if kinds.find(tag) is before and cls._schema.names:
             kinds.register(kind)
         inner = record.members[MEMBER]
@@ -81,7 +81,7 @@ def register_class(cls: Any) -> None:
         record.values = {**record.values, **dict.fromkeys(absent(node))}
         return record
 
-    def unflatten_buffer(record: Record) -> Any:
+    def unflatten_buffer(record: Record) -> object:
         kind = kinds.of(LazyStackedTensorDict if "stack_dim" in record.meta else TensorDict)
         inner = kind.layouts["consolidated/1"].unflatten(record)
         cls._schema.check_keys(inner._children())
@@ -104,7 +104,7 @@ def register_class(cls: Any) -> None:
     def tree_flatten(node: Any) -> tuple[list[TensorCollection], tuple[Any, ...]]:
         return [node._tensordict], ()
 
-    def tree_unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
+    def tree_unflatten(children: Iterable[Any], context: tuple[object, ...]) -> Any:
         (inner,) = children
         if cls._schema.options.frozen and isinstance(inner, TensorCollection) and _has_only_tensors(inner):
             lock_nodes(inner)

@@ -367,7 +367,7 @@ def get_choices(hint: object) -> tuple[Any, ...]:
     return (hint,)
 
 
-def get_local_names(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
+def get_local_names(cls: type, frame: types.FrameType | None) -> dict[str, object]:
     """Return the local variables that the annotations of a class contain, if it is defined in a function."""
     # Names of a module can be looked up later; local variables exist only now.
     while frame is not None and frame.f_globals.get("__name__") != cls.__module__:

@@ -26,12 +26,12 @@ class StaticValue:
     __hash__ = None  # type: ignore[assignment]
 
 
-def make_static(value: object) -> tuple[str, Any] | StaticValue:
+def make_static(value: object) -> tuple[str, object] | StaticValue:
     """Wrap a value for a context. ``torch.export(strict=True)`` needs constants such as str and int to stay bare."""
     return (type(value).__name__, value) if type(value) in _CONSTANTS else StaticValue(value)
 
 
-def get_static(holder: Any) -> Any:
+def get_static(holder: Any) -> object:
     """Unwrap a value that :func:`make_static` wrapped."""
     return holder[1] if type(holder) is tuple else holder.value
 
@@ -39,13 +39,13 @@ def get_static(holder: Any) -> Any:
 def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., object]) -> None:
     """Register a class as a pytree node without children; ``made_of`` rebuilds a node from its attributes ``names``."""
 
-    def flatten(node: object) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten(node: object) -> tuple[list[Any], tuple[object, ...]]:
         return [], load(tuple([getattr(node, name) for name in names]))
 
     def unflatten(children: Iterable[object], context: tuple[object, ...]) -> Any:
         return made_of(*dump(context))
 
-    def dump(context: tuple[object, ...]) -> tuple[Any, ...]:
+    def dump(context: tuple[object, ...]) -> tuple[object, ...]:
         holder, *rest = context
         return (get_static(holder), *rest)
 
@@ -67,7 +67,7 @@ def register_data(cls: Any) -> None:
 
     def made_of(
         value: object, metadata: Any, batch_size: object, device: DeviceType | None, names: object
-    ) -> Any:
+    ) -> object:
         node = cls(value, metadata, batch_size=batch_size, device=device)
         node._names = _fit_names(names, batch_size)
         return node
@@ -87,7 +87,7 @@ def register_stack(cls: Any) -> None:
         hidden: int,
         emerges: int,
         names: object,
-    ) -> Any:
+    ) -> object:
         node = cls._of(values, values_size, device, _fit_names(names, batch_size))
         node._batch_size, node._joints, node._hidden, node._emerges = batch_size, joints, hidden, emerges
         return node

@@ -99,7 +99,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         batch_size: BatchSize | None = None,
         device: DeviceType | None = None,
         names: Sequence[str | None] | None = None,
@@ -145,7 +145,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             self.__post_init__(*init_vars)  # type: ignore[attr-defined]
 
     def _store(
-        self, td: Any, name: str, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, td: Any, name: str, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         """Cast, check and store a value, which must not be None, as a field of ``td``."""
         if not isinstance(value, Tensor) or self._schema.converts_tensors:

@@ -155,7 +155,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         device: DeviceType | None = None,
         names: Sequence[str | None] | None = None,
         lock: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         extra = [name for name in kwargs if name not in self.__required_keys__ | self.__optional_keys__]
         if extra:
@@ -244,7 +244,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     def _of_saved(cls, saved: Node) -> Node:
         if isinstance(saved, ValueNode):
             raise TypeError("it has no entries")
-        inner: Any = saved._inner()
+        inner = saved._inner()
         levels = {}
         for key, child in inner._children().items() if isinstance(inner, TensorDict) else ():
             wanted: Any = None if isinstance(child, (Tensor, ValueNode)) else cls._schema.find_class(key)
@@ -286,7 +286,7 @@ def _check_options(names: Iterable[str]) -> None:
         )
 
 
-def _accessor(name: str, get_default: Callable[[Any], object]) -> property:
+def _accessor(name: str, get_default: Callable[[object], object]) -> property:
     def read(self: Any) -> Any:
         try:
             entry = self._children()[name]

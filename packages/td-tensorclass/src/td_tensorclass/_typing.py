@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 else:
     FieldsMeta = ABCMeta
 
-    def dataclass_transform(**kwargs: object) -> Callable[[Any], Any]:
+    def dataclass_transform(**kwargs: object) -> Callable[[object], object]:
         """Return a decorator that does nothing, because typing_extensions may be missing at run time."""
         return lambda decorated: decorated
 

@@ -74,7 +74,7 @@ class UnbatchedTensor(Tensor):
         return result
 
     # Tensor.__init__ does not accept batch_size; torch.compile calls this method without arguments.
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         pass
 
     @property
@@ -189,7 +189,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             self._kept = self._unwrap()
         return super().requires_grad_(requires_grad)
 
-    def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
+    def _flatten_leaves(self, out: list[Tensor]) -> list[object]:
         out.append(self._payload)
         return []
 
@@ -250,7 +250,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         left, right = self._payload, other._payload
         return left is right or is_same_value(_plain(left), _plain(right))
 
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Self:
+    def _compare(self, other: object, single: Callable[..., Any]) -> Self:
         return self._with(single(self._payload, self._get_counterpart(other)._payload))
 
     def _get_counterpart(self, other: object, path: tuple[str, ...] = ()) -> UnbatchedNode:
@@ -281,7 +281,7 @@ def _show(payload: Tensor) -> Any:
     if type(payload) not in PLAIN or torch.compiler.is_compiling():
         return payload.as_subclass(UnbatchedTensor)
     known = payload.requires_grad or type(payload) is nn.Parameter or payload.__dict__
-    shown: Any = payload if known else payload.detach()
+    shown = payload if known else payload.detach()
     is_parameter = isinstance(payload, nn.Parameter)
     shown.__class__ = UnbatchedTensor
     if is_parameter:

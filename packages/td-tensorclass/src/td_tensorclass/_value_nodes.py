@@ -98,7 +98,7 @@ class ValueNode(TensorCollection):
         raise kind_mismatch_error(first, self, path)
 
     def _set_path(
-        self, key: Any, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: Any, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         self._set_child(key, value)
 
@@ -202,7 +202,7 @@ class NonTensorNode(ValueNode):
         cells[:2] = values, True
 
     def _store_kept(
-        self, keeper: Keeper, cells: list[Any], places: Sequence[int], new: Sequence[object]
+        self, keeper: Keeper, cells: list[object], places: Sequence[int], new: Sequence[object]
     ) -> None:
         old = self._read(cells, writes=True)
         cells[:2] = _written(old, places, new, False), False
@@ -459,7 +459,7 @@ def reload_values(node: NonTensorNode, keeper: Keeper, *, writes: bool = False) 
     return result
 
 
-def nest_values(values: list[object], size: Sequence[int], made: Callable[..., object] = list) -> Any:
+def nest_values(values: list[object], size: Sequence[int], made: Callable[..., object] = list) -> object:
     """Convert a flat list of values to nested lists of shape ``size``; ``made`` is the class of the lists."""
     if len(size) < 2:
         return made(values) if size else values[0]
@@ -510,7 +510,7 @@ def find_hidden_size(items: Sequence[Any]) -> torch.Size:
     return tail
 
 
-def expand_to_tail(item: Any, tail: torch.Size) -> list[Any]:
+def expand_to_tail(item: Any, tail: torch.Size) -> list[object]:
     """Return the values of a node, expanded to its batch size followed by the dims of ``tail``."""
     size = torch.Size((*item.batch_size, *tail))
     if not tail or item._hidden == len(tail):
@@ -603,7 +603,7 @@ def kind_mismatch_error(value: Node, other: object, path: tuple[str, ...]) -> St
     )
 
 
-def _order(holds: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
+def _order(holds: Callable[[Any, Any], object]) -> Callable[[object, object], bool]:
     """Return a function that is False for values without an order, as a comparison with NaN is."""
 
     def compare(a: object, b: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from td_core import Coercer, NodeKind, hookimpl
 from td_core.plugins.declarations import implementations
@@ -25,6 +24,6 @@ def td_coercers() -> Iterable[Coercer]:
 
 
 @hookimpl
-def td_methods() -> Mapping[str, Any]:
+def td_methods() -> Mapping[str, object]:
     """Return the methods that td-tensorclass attaches to every collection."""
     return implementations("td-tensorclass")

@@ -32,7 +32,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
     more = len(beside.batch_size) != len(item.batch_size)
     even = not has_lazy_stack(item)
 
-    def fit(left: Any, right: Any, level: Any) -> Iterator[tuple[Any, Any, Any]]:
+    def fit(left: Any, right: Any, level: Any) -> Iterator[tuple[object, object, object]]:
         if not even and left.batch_size:
             return  # only leaves without dims are cast then, and a node with batch dims has none
         if even and more and left.batch_dims > item.batch_dims and _has_batch_dims(left, right, size):
@@ -121,7 +121,7 @@ def align_pairs(
     return left, right
 
 
-def align_collections(node: Core, other: object) -> tuple[Any, Any]:
+def align_collections(node: Core, other: object) -> tuple[Any, object]:
     """Align the leaves of two collections with equal keys and batch sizes, so that their feature dims broadcast."""
     ndim = len(node.batch_size)
     return _align_leaves(node, other, ndim), _align_leaves(other, node, ndim)

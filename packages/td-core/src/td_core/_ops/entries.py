@@ -158,7 +158,7 @@ class EntryMixin(Core):
     ) -> None:
         """Check ``value``, then store it under ``key``; ``prefix`` is the key path of this node, for messages."""
         if type(key) is str:
-            node: Any = self
+            node = self
             if self._locked:
                 check_unlocked(self, f"set {show_path((*prefix, key))}")
             if type(value) in (list, tuple) and _set_rows(self, (key,), value, prefix, non_blocking):
@@ -516,7 +516,7 @@ def _write_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: 
     if pair_rows(node, item) is not None:
         node.update_({last: item}, non_blocking=non_blocking)
         return
-    value: Any = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
+    value: object = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
     if isinstance(held, Tensor) != isinstance(value, Tensor):
         raise StructureError(
             f"cannot write {show_path(path)} in place: it is a {type(held).__name__}, the value a "

@@ -62,7 +62,7 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     >>> stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
     tensor([0, 1])
     """
-    items: list[Any] = input if type(input) is list else list(input)
+    items: list[object] = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
         return torch.stack(_check_tensors(items, "stack", out), dim, out=out)  # type: ignore[return-value]

@@ -48,14 +48,14 @@ class _Stack:
         base.materialize((*self.shape, *shape), device, dtype)
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: object, types: object, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.dim:  # torch.vmap reads it
             with without_torch_function():
                 return func(*args)
         base: Any = super()
         return base.__torch_function__(func, types, args, kwargs)
 
-    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self: Any, memo: dict[int, object]) -> Any:
         return memo.setdefault(id(self), self.of(*self.shape, self))
 
     def __reduce_ex__(self: Any, protocol: object) -> Any:
@@ -70,7 +70,7 @@ class StackedBuffer(_Stack, UninitializedBuffer):
     """A buffer without a shape for each of several modules."""
 
 
-def _make_again(cls: type[_Stack], count: int, device: Any, dtype: Any, requires_grad: bool) -> Any:
+def _make_again(cls: type[_Stack], count: int, device: Any, dtype: Any, requires_grad: bool) -> object:
     return cls.of(count, torch.empty(0, device=device, dtype=dtype, requires_grad=requires_grad))
 
 
@@ -102,7 +102,7 @@ class _Member:
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+        cls, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         written = args[0] if args else kwargs.get("tensor")
@@ -128,7 +128,7 @@ def _is_inplace(func: Callable[..., object]) -> bool:
     return func.__name__.endswith("_") and not func.__name__.startswith("_")
 
 
-def _call(func: Callable[..., Any], args: Any, kwargs: Any, take: Callable[[Any], Tensor]) -> Any:
+def _call(func: Callable[..., object], args: Any, kwargs: Any, take: Callable[[Any], Tensor]) -> Any:
     args, kwargs = pytree.tree_map(
         lambda item: take(item) if isinstance(item, _Member) else item, (args, kwargs)
     )
@@ -160,7 +160,7 @@ def take_member(leaf: Tensor) -> Any:
     inner = unmap(leaf)
     if not isinstance(inner, _Stack):
         return leaf
-    source: Any = inner
+    source = inner
     cls: Any = _LazyParameter if isinstance(source, nn.Parameter) else _LazyBuffer
     member: Any = cls(source.requires_grad, source.device, source.dtype)
     member.source, member.level = source, functorch_level().level()

@@ -47,7 +47,7 @@ class LockMixin(Core):
         >>> TensorDict(lock=True).is_locked
         True
         """
-        inner: Any = self._inner()
+        inner = self._inner()
         return bool(inner._locked) if inner is self else inner.is_locked
 
     @is_locked.setter

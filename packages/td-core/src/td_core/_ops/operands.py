@@ -45,7 +45,12 @@ NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.
 
 
 def combine(
-    node: CoreT, name: str, this: Op, other: Operand, default: Any = None, foreign: list[Core] | None = None
+    node: CoreT,
+    name: str,
+    this: Op,
+    other: Operand,
+    default: object = None,
+    foreign: list[Core] | None = None,
 ) -> CoreT:
     """Apply a binary operation to ``node`` and an operand. Return NotImplemented if ``other`` cannot be an operand.
 
@@ -92,7 +97,7 @@ def _pair_with_tensor(
     return node, operand if operand or not leaves else _beside_each(node, tensor, leaves, levels), levels
 
 
-def _align(node: Any, name: str, other: Any, default: Any) -> tuple[Any, Any, tuple[int, ...] | None]:
+def _align(node: Any, name: str, other: Any, default: object) -> tuple[Any, object, tuple[int, ...] | None]:
     """Give two collections the same keys, and the same batch size, which is returned; None if it was the same already."""
     if default is not None:
         fill = _make_filler(default)
@@ -115,7 +120,7 @@ def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:
     """Apply a binary operation in place. Return NotImplemented if ``other`` cannot be an operand."""
     leaves: list[Tensor] = []
     if type(other) is type(node) and other.batch_size == node.batch_size:
-        operand: Any = operand_leaves(node, other, leaves)
+        operand: object = operand_leaves(node, other, leaves)
     else:
         operand = operand_inplace(node, name, other)
         if operand is NotImplemented:
@@ -178,7 +183,7 @@ def operand_leaves(node: Core, other: Core, leaves: list[Tensor]) -> list[Tensor
     return clone_overlapping(leaves, operand) if foreign else operand
 
 
-def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
+def write_result(out: object, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
     """Write a result into ``out`` and return ``out``: into its entries if ``inplace`` or if it is locked, else replace them."""
     if not isinstance(out, Core):
         raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")
@@ -187,7 +192,7 @@ def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool
     return out.update(result, inplace=inplace or out.is_locked)
 
 
-def check_operand(result: CoreT, name: str, other: Any) -> CoreT:
+def check_operand(result: CoreT, name: str, other: object) -> CoreT:
     """Return ``result``, or raise TypeError if it is NotImplemented."""
     if result is NotImplemented:
         raise TypeError(
@@ -215,7 +220,12 @@ def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...
 
 
 def raise_at_leaf(
-    error: Exception, name: str, node: Core, single: Callable[..., Any], leaves: list[Tensor], *operands: Any
+    error: Exception,
+    name: str,
+    node: Core,
+    single: Callable[..., object],
+    leaves: list[Tensor],
+    *operands: object,
 ) -> NoReturn:
     """Run an operation leaf by leaf, and raise its error with the key of the leaf that fails."""
     try:
@@ -245,7 +255,7 @@ def run_each_leaf(name: str, node: CoreT, single: Callable[[Tensor], Tensor]) ->
         raise_at_leaf(error, name, node, single, node._leaves())
 
 
-def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], Any]) -> NoReturn:
+def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], object]) -> NoReturn:
     """Run a function entry by entry, and raise its error with the key of the entry that fails."""
     try:
         if type(error) in LEAF_ERRORS:
@@ -269,7 +279,7 @@ def transform(name: str, node: CoreT, plan: ShapePlan) -> CoreT:
         raise_at_entry(error, name, node, plan.leaf)
 
 
-def _make_filler(default: Any) -> Callable[[Tensor], Tensor] | None:
+def _make_filler(default: object) -> Callable[[Tensor], Tensor] | None:
     """Return a function that builds the value of a missing entry, or None if such entries are dropped."""
     if not isinstance(default, str):
         filler = default if isinstance(default, Tensor) else torch.as_tensor(default, device="cpu")
@@ -298,7 +308,7 @@ def reorder_like(
 
 
 def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool) -> Any:
-    def fill_level(own: Core, out: dict[str, Any], given_node: Any) -> Iterator[Any]:
+    def fill_level(own: Core, out: dict[str, object], given_node: Any) -> Iterator[Any]:
         a, b = own._children(), given_node._children()
         for key in list(a):
             child, other = a[key], b.get(key)
@@ -331,7 +341,7 @@ def convert_values(node: Any, ref: Any) -> Any:
 
 
 def _convert_level(node: Any, ref: Any) -> Any:
-    def fill_level(own: Core, out: dict[str, Any], given: Any) -> Iterator[Any]:
+    def fill_level(own: Core, out: dict[str, object], given: Any) -> Iterator[Any]:
         for key, child in dict(own._children()).items():
             other = given._children().get(key)
             if isinstance(other, Tensor) and not isinstance(child, Tensor) and not has_entries(child):
@@ -358,7 +368,7 @@ def _value_as_tensor(value: Any, beside: Tensor) -> Tensor:
 
 def compare_values(
     result: Any, first: Any, second: Any, single: Callable[..., Any], same_keys: bool = True
-) -> Any:
+) -> object:
     """Compare the value nodes of two collections, and add the bools to ``result``, which holds those of the leaves.
 
     ``same_keys``: raise KeyMismatchError if one collection lacks a value, instead of ignoring it.

@@ -214,7 +214,7 @@ def _run(
     pool, generator, max_tasks_per_child, worker_threads, pbar, start_method = options
     drawn = torch.empty((), dtype=torch.int64, device=_get_generator_device(generator))
     seed = int(drawn.random_(generator=generator))
-    results: Iterator[Any]
+    results: Iterator[object]
     call, tasks = partial(_call_task, fn, seed), enumerate(zip(chunks, outs))
     if pool is not None:
         results = pool.imap(call, tasks)

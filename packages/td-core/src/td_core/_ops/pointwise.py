@@ -50,10 +50,10 @@ def _make_extreme(tensors: str, number: str) -> Op:
     of_tensor, of_number = getattr(torch, tensors), getattr(torch, number)
     of_tensors, of_numbers = foreach_kernel(tensors), foreach_kernel(number)
 
-    def call_single(leaf: Tensor, other: object) -> Any:
+    def call_single(leaf: Tensor, other: object) -> object:
         return (of_tensor if isinstance(other, Tensor) else of_number)(leaf, other)
 
-    def call_fused(leaves: list[Tensor], other: object) -> Any:
+    def call_fused(leaves: list[Tensor], other: object) -> object:
         return (of_tensors if type(other) is list else of_numbers)(leaves, other)  # type: ignore[misc]
 
     return Op(call_fused if of_tensors and of_numbers else None, call_single)
@@ -63,8 +63,8 @@ def _both(leaf: Tensor, other: object) -> Tensor:
     return torch.logical_and(leaf, torch.as_tensor(other, device=leaf.device))
 
 
-def _swap_operands(function: Callable[[Any, Any], Any]) -> Op:
-    def call_single(leaf: Tensor, other: object) -> Any:
+def _swap_operands(function: Callable[[object, object], object]) -> Op:
+    def call_single(leaf: Tensor, other: object) -> object:
         return function(other, leaf)
 
     return Op(None, call_single)
@@ -126,7 +126,7 @@ def apply_binary_inplace(node: CoreT, name: str, other: Operand) -> CoreT:
     return check_operand(combine_inplace(node, name, OPS[name], other), name, other)
 
 
-def compare(node: Core, name: str, symbol: str, other: Operand) -> Any:
+def compare(node: Core, name: str, symbol: str, other: Operand) -> object:
     """Compare each leaf with an operand, and the values that are not tensors with those of another collection."""
     if isinstance(other, dict):
         other = build_nested(other, node.batch_size, None)
@@ -268,7 +268,7 @@ def make_augmented(name: str, expression: str, operation: str) -> OperatorMethod
 def make_comparison(name: str, expression: str, operation: str) -> Callable[[Any, object], Any]:
     """Build the special method ``name`` of a comparison, such as ``td < x``."""
 
-    def method(self: Core, other: object) -> Any:
+    def method(self: Core, other: object) -> object:
         return compare(self, operation, expression, other)
 
     doc = f"Return ``{expression}`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."

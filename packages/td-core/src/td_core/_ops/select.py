@@ -142,10 +142,10 @@ class SelectMixin(ShapeMixin):
         """
         condition, size = _broadcast_condition(condition, self.batch_size, other)
         if not isinstance(other, Core):
-            left: Any = self if size == self.batch_size else self.expand(size)
+            left = self if size == self.batch_size else self.expand(size)
             result: Self = _select_or_value(left, other, condition)
         else:
-            right: Any = expand_to_match(other, self, size)
+            right = expand_to_match(other, self, size)
             left = expand_to_match(self, other, size)
             if pad is not None:
                 fill = partial(torch.full_like, fill_value=pad)

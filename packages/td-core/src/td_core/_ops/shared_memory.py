@@ -79,7 +79,7 @@ def is_dense(leaf: Tensor) -> bool:
     return True
 
 
-def get_memory_key(leaf: Tensor | Core, any_shape: bool = True) -> Any:
+def get_memory_key(leaf: Tensor | Core, any_shape: bool = True) -> object:
     """Return a key that is equal for two leaves with the same memory; for a node, return its id.
 
     With ``any_shape`` False, keys are equal only if shapes and strides are equal too.
@@ -97,7 +97,7 @@ def change_distinct(
     leaves: list[Tensor],
     operands: tuple[object, ...],
     show: Callable[[list[Tensor]], str],
-) -> tuple[list[Tensor], tuple[Any, ...]]:
+) -> tuple[list[Tensor], tuple[object, ...]]:
     """Apply the operation to partly overlapping leaves. Return the remaining leaves and operands without duplicates.
 
     ``show`` formats the keys of leaves. Raises StructureError, with nothing written, if shared leaves would differ.

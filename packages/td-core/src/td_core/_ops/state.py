@@ -176,7 +176,7 @@ def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
         return try_copy_leaves(root, list(targets.values()), state_dict, list(map(state_dict.get, targets)))
 
 
-def _is_described(node: Core, meta: dict[str, Any] | None) -> bool:
+def _is_described(node: Core, meta: dict[str, object] | None) -> bool:
     """Return True if the metadata of a state dict is that of a node without values."""
     return (
         type(node._children()) is dict
@@ -190,7 +190,7 @@ def _is_described(node: Core, meta: dict[str, Any] | None) -> bool:
 
 def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
     """Write the metadata of a node, and return an iterator over its entries."""
-    meta: dict[str, Any] = {"batch_size": node.batch_size, "device": node.device}
+    meta: dict[str, object] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
     record = _record(node)
     if record is None:
@@ -230,7 +230,9 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
         return _parse_flat(target, state_dict, metadata)
     root = _Level()
 
-    def parse(source: Mapping[str, Any], level: _Level, path: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+    def parse(
+        source: Mapping[str, Any], level: _Level, path: tuple[str, ...]
+    ) -> Iterator[tuple[object, ...]]:
         level.meta.update((getattr(source, "_metadata", None) or {}).get("", {}))
         if set(source) == {"_tensordict", "_non_tensordict"}:
             level.meta["_non_tensor"] = dict(source["_non_tensordict"])
@@ -424,12 +426,12 @@ class _Load:
         add(_apply, node, key, self.assign, value)
 
 
-def _get_node_values(node: Core, level: _Level) -> Mapping[str, Any]:
+def _get_node_values(node: Core, level: _Level) -> Mapping[str, object]:
     """Return the values in the metadata of a level that are entries of the node."""
     return _get_values(level) if has_entries(node) else {}
 
 
-def _find_difference(child: Any, provided: Any) -> str | None:
+def _find_difference(child: object, provided: Any) -> str | None:
     """Return how the kinds of an entry in the collection and in the state dict differ; None if they agree."""
     if isinstance(child, Tensor) or isinstance(provided, Tensor):
         return "a leaf on one side and a level on the other"
@@ -462,7 +464,7 @@ def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> 
     return wrong
 
 
-def _get_values(provided: Any) -> Mapping[str, Any]:
+def _get_values(provided: Any) -> Mapping[str, object]:
     """Return the non-tensor values in the metadata of a parsed node."""
     return (provided.meta.get("_non_tensor") or {}) if isinstance(provided, _Level) else {}
 
@@ -487,7 +489,7 @@ def _apply(node: Core, key: str, assign: bool, value: Any) -> None:
         node._set_child(key, _new_leaf(value, node, assign))
 
 
-def _apply_value(node: Any, key: str, held: Any, value: Any, assign: bool) -> None:
+def _apply_value(node: Any, key: str, held: object, value: Any, assign: bool) -> None:
     if held is not None and (node._locked or _is_kept(held)):
         node.set_(key, _make_value(value, node, held, assign))
     elif held is not None or value is not None:
@@ -518,7 +520,7 @@ def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:
     return coerce(value, size, node.device, ())
 
 
-def _make_value(value: Any, node: Core, held: Any, assign: bool) -> Any:
+def _make_value(value: Any, node: Core, held: object, assign: bool) -> Any:
     """Wrap a value in a value node, since a bare number or list would be converted to a tensor."""
     level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
     if _find_kind(level) is None:
@@ -526,7 +528,7 @@ def _make_value(value: Any, node: Core, held: Any, assign: bool) -> Any:
     return _build_value(held, level, assign, node)
 
 
-def _copy_value(value: Any) -> Any:
+def _copy_value(value: Any) -> object:
     """Copy a value deeply; return the value itself if it cannot be copied, such as a lock or an open file."""
     try:
         return copy.deepcopy(value)
@@ -569,11 +571,11 @@ def _find_kind(level: _Level) -> NodeKind | None:
     return None if kind is None or has_entries(kind.type) else kind
 
 
-def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
+def _leaf_names(child: object, path: tuple[str, ...]) -> list[str]:
     """Return the dotted names of the leaves of an entry of a collection or of a parsed state dict."""
     names: list[str] = []
 
-    def collect(node: Any, prefix: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    def collect(node: Any, prefix: tuple[str, ...]) -> Iterator[tuple[object, tuple[str, ...]]]:
         level = isinstance(node, _Level)
         if _find_kind(node) is not None if level else not has_entries(node):
             names.append(".".join(prefix))

@@ -147,7 +147,7 @@ class StructureMixin(UpdateMixin):
             check_unlocked(self, "split keys in place")
         shells = [_make_empty(self, True, values=False) for _ in key_sets] if reproduce_struct else []
         parts: list[Any] = []
-        rest: Any = self
+        rest = self
         trees: list[KeyTree] = []
         for keys in key_sets:
             part, tree = _take_keys(rest, keys, default, strict)
@@ -446,7 +446,7 @@ def _make_unless_empty(node: Core, children: dict[str, Child]) -> Core | None:
 def _select_in_place(root: Core, tree: KeyTree) -> None:
     unwanted: list[tuple[Core, str]] = []
 
-    def collect(level: Core, wanted: KeyTree) -> Iterator[tuple[Any, KeyTree]]:
+    def collect(level: Core, wanted: KeyTree) -> Iterator[tuple[object, KeyTree]]:
         for node in list_holders(level):
             for key in list(node._children()):
                 below = wanted.get(key, _UNWANTED)

@@ -57,14 +57,14 @@ _LOSSES = (
 
 
 def _method(name: str) -> Handler:
-    def call(input: object, *args: object, **kwargs: object) -> Any:
+    def call(input: object, *args: object, **kwargs: object) -> object:
         return getattr(input, name)(*args, **kwargs)
 
     return call
 
 
 def _two_operands(name: str, method: str, reflected: str) -> Handler:
-    def call(input: object, other: object, **kwargs: object) -> Any:
+    def call(input: object, other: object, **kwargs: object) -> object:
         if isinstance(input, Core):
             return getattr(input, method)(other, **kwargs)
         if not reflected or kwargs:
@@ -99,7 +99,7 @@ def _loss(name: str) -> Handler:
     function: Callable[..., Tensor] = getattr(nn.functional, name)
     names = [*signature(function).parameters][2:]
 
-    def call(input: object, target: object, *args: object, **kwargs: object) -> Any:
+    def call(input: object, target: object, *args: object, **kwargs: object) -> object:
         options = {key: value for key, value in [*zip(names, args), *kwargs.items()] if value is not None}
         if not (isinstance(input, Core) and isinstance(target, Core)) or any(
             isinstance(value, Core) for value in options.values()
@@ -110,7 +110,7 @@ def _loss(name: str) -> Handler:
             raise TypeError(f"{name}() of collections takes reduction= in place of size_average and reduce")
         if reduction not in ("none", "mean", "sum"):
             raise ValueError(f"the reduction of {name}() is 'none', 'mean' or 'sum'; got {reduction!r}")
-        first: Any = input
+        first = input
         result = first.apply(lambda leaf, other: function(leaf, other, reduction="none", **options), target)
         return result if reduction == "none" else getattr(result, reduction)()
 
@@ -121,7 +121,7 @@ def _unbind(input: Any, dim: int = 0) -> object:
     return input.unbind(dim)
 
 
-def _where(condition: object, input: object = None, other: object = None, *, out: Any = None) -> object:
+def _where(condition: object, input: object = None, other: object = None, *, out: object = None) -> object:
     if isinstance(input, Core):
         return input.where(condition, other, out=out)
     if not isinstance(other, Core) or isinstance(condition, Core):

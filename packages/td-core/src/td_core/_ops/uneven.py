@@ -136,7 +136,7 @@ def build_dense(node: Core, entries: dict[str, Any]) -> Core:
     return first._with_children(entries, batch_size=node.batch_size, device=node.device, names=node._names)
 
 
-def pair_rows(node: Core, value: object) -> list[tuple[Any, Any]] | None:
+def pair_rows(node: Core, value: object) -> list[tuple[Any, object]] | None:
     """Pair each member of a lazy stack with its item of a list of tensors of different shapes; None for other values."""
     stacked = node._members_and_dim() if type(value) in (list, tuple) else None
     if stacked is None or getattr(node._inner(), "hook_in", None) is not None:
@@ -146,7 +146,7 @@ def pair_rows(node: Core, value: object) -> list[tuple[Any, Any]] | None:
     return None if rows is None else list(zip(members, rows, strict=True))
 
 
-def rows_of_members(value: object, dim: int, count: int) -> list[Any] | None:
+def rows_of_members(value: object, dim: int, count: int) -> list[object] | None:
     """Split a nested list along ``dim`` into a row per member. Return None unless it has tensors of different shapes."""
     shapes = set()
     for item in expand([value], lambda item: item if isinstance(item, (list, tuple)) else ()):

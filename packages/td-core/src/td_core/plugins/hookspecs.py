@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pluggy
 
@@ -28,7 +27,7 @@ def td_node_kinds() -> Iterable[NodeKind]:
 
 
 @hookspec
-def td_methods() -> type | Mapping[str, Any]:
+def td_methods() -> type | Mapping[str, object]:
     """Return the methods that the plugin adds to every collection.
 
     The result is either a mapping from names to functions, classmethods or properties, or a class, whose public

@@ -56,7 +56,7 @@ def load(reader: Any) -> Any:
     tree: DirectoryTree = reader.tree
     levels: list[_Level] = []
 
-    def read_level(parts: Parts, place: dict[str, object], name: str) -> Iterator[tuple[Any, ...]]:
+    def read_level(parts: Parts, place: dict[str, object], name: str) -> Iterator[tuple[object, ...]]:
         level = _Level(parts, place, name, _read(tree, parts, _file_names.OLD_META, parts)[1])
         levels.append(level)
         for name, is_directory in sorted(tree.entries(parts).items()):
@@ -176,7 +176,7 @@ def _infer_stack_dim(children: dict[str, Any], size: torch.Size) -> int | None:
     return None
 
 
-def rebuild_view(meta: Mapping[str, object], members: Mapping[str, TensorCollection]) -> Any:
+def rebuild_view(meta: Mapping[str, object], members: Mapping[str, TensorCollection]) -> object:
     """Apply the operation or index of a saved view to its source."""
     source = members[_file_names.SOURCE]
     if "custom_op" not in meta:
