@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,9 +54,9 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     If leaves or operands have several dtypes, each combination is first tried on empty tensors.
     """
     if not leaves:
-        return None
+        return
     if functorch_level() is not None:
-        _check_transforms(node, leaves, operands)
+        _check_leaves(node, _list_rows(leaves, operands))
     # torch.compile traces with fake tensors, so an error occurs before anything is written.
     compiling = torch.compiler.is_compiling()
     alike = not compiling and _are_alike(node, leaves, operands)
@@ -69,39 +69,24 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         if alike or compiling or is_all_plain(leaves, *operands):
             foreach(this, leaves, *operands, plain=alike)
         else:
-            rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
+            rows = _list_rows(leaves, operands)
             for done in order_subclasses_first(leaves, *operands):
                 this.single(*rows[done])
     except (RuntimeError, TypeError) as error:
+        rows = _list_rows(leaves, operands)
         if not is_grad_needed(leaves, *operands) and has_overlap(leaves, *operands):
-            return _finish_without_overlap(this, leaves, operands)
-        _raise_with_key(error, name, node, this, leaves, operands, done)
+            _finish_without_overlap(this, [rows[i] for i in order_subclasses_first(leaves, *operands)])
+            return
+        _check_leaves(node, [row for row in rows if row[0].requires_grad])
+        _try_rows(name, node, this, rows)
+        if PLAIN.issuperset(map(type, leaves)):
+            raise
+        raise _name_leaf(error, name, node, leaves[done]) from error
 
 
-def _raise_with_key(
-    error: Exception,
-    name: str,
-    node: Core,
-    this: Op,
-    leaves: list[Tensor],
-    operands: tuple[object, ...],
-    done: int,
-) -> NoReturn:
-    """Raise an error of torch with the key of the leaf that it is about; ``done``: the leaf that was written last."""
-    for leaf in leaves:
-        if leaf.requires_grad and (problem := find_problem(leaf)) is not None:
-            raise add_path(problem, find_path(node, leaf))
-    _check_dtypes(name, node, this, leaves, operands)
-    if PLAIN.issuperset(map(type, leaves)):
-        raise error
-    message = f"cannot compute {name} in place: {describe_leaf(node, leaves[done])}: {error}"
-    raise rephrase_error(error, message) from error
-
-
-def _check_transforms(node: Core, leaves: list[Tensor], operands: tuple[object, ...]) -> None:
-    for i, leaf in enumerate(leaves):
-        if (problem := find_problem(leaf, None, *_get_operands_at(operands, i))) is not None:
-            raise add_path(problem, find_path(node, leaf))
+def _list_rows(leaves: list[Tensor], operands: tuple[object, ...]) -> list[tuple[Any, ...]]:
+    """Return each leaf with its operands."""
+    return list(zip(leaves, *expand_operands(leaves, operands), strict=True))
 
 
 def _are_alike(node: Core, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
@@ -129,38 +114,32 @@ def _are_uniform(tensors: list[Tensor]) -> bool:
 
 def _check(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...]) -> Op:
     """Raise if the operation would fail on any leaf. Return it without its fused form where that gives other results."""
-    _check_leaves(name, node, this, leaves, operands)
+    rows = _list_rows(leaves, operands)
     every = [leaves, *[operand for operand in operands if type(operand) is list]]
-    for operand in every[1:]:
-        _check_shapes(name, node, this, leaves, operands, operand)
-    if any(len({*map(_FORM, item)}) > 1 for item in every):
-        _check_dtypes(name, node, this, leaves, operands)
-        # Autograd of fused kernels fails if integer operands are mixed with leaves that require grad.
-        if is_grad_shared(leaves, *operands):
-            return Op(None, this.single)
-    # A GPU writes all leaves of a fused call at once, but the second write to a leaf must follow the first.
-    return this if len({*map(id, leaves)}) == len(leaves) else Op(None, this.single)
-
-
-def _check_leaves(
-    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...]
-) -> None:
-    """Raise StructureError if a leaf cannot be written in place."""
     # Skip checks that cannot fail: contiguous leaves are not expanded, and only a leaf of a class can be in a store.
     sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
     odd = not is_all_contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
-    if not (sealed or odd or needs_grad(leaves) or not PLAIN.issuperset(map(type, leaves))):
-        return
-    for i, leaf in enumerate(leaves):
-        if (problem := find_problem(leaf) or find_expansion(leaf)) is not None:
+    if sealed or odd or needs_grad(leaves) or not PLAIN.issuperset(map(type, leaves)):
+        _check_leaves(node, rows)
+    for operand in every[1:]:
+        _check_shapes(name, node, leaves, operand)
+    mixed = any(len({*map(_FORM, item)}) > 1 for item in every)
+    if odd or mixed:
+        _try_rows(name, node, this, rows)
+    # A GPU writes all leaves of a fused call at once, but the second write to a leaf must follow the first. Autograd of
+    # fused kernels fails if integer operands are mixed with leaves that require grad.
+    is_twice = len({*map(id, leaves)}) < len(leaves)
+    return Op(None, this.single) if is_twice or (mixed and is_grad_shared(leaves, *operands)) else this
+
+
+def _check_leaves(node: Core, rows: list[tuple[Any, ...]]) -> None:
+    """Raise StructureError if a leaf cannot be written in place."""
+    for leaf, *others in rows:
+        if (problem := find_problem(leaf, None, *others) or find_expansion(leaf)) is not None:
             raise add_path(problem, find_path(node, leaf))
-        if leaf.layout is not torch.strided or leaf.is_nested:
-            _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
 
 
-def _check_shapes(
-    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...], operand: list[Tensor]
-) -> None:
+def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
     try:
         # Do not use Tensor.is_same_size: wrapper subclasses often do not implement it.
         if list(map(_SHAPE, leaves)) != list(map(_SHAPE, operand)):
@@ -168,64 +147,59 @@ def _check_shapes(
         return
     except (RuntimeError, ValueError):
         pass  # the loop below finds the leaf and raises with its key
-    for i, (leaf, other) in enumerate(zip(leaves, operand, strict=True)):
-        left, right = get_display_shape(leaf), get_display_shape(other)
+    for leaf, other in zip(leaves, operand, strict=True):
         if leaf.is_nested and (leaf.layout is torch.strided or not other.is_nested):
-            _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
+            continue  # the operation is tried on these
+        left, right = get_display_shape(leaf), get_display_shape(other)
         # The result of a dense and a nested tensor is nested, so it cannot be written to a dense leaf.
-        elif other.is_nested != leaf.is_nested or (left != right and broadcast_shape(left, right) != left):
+        if other.is_nested != leaf.is_nested or (left != right and broadcast_shape(left, right) != left):
             raise StructureError(
                 f"cannot compute {name} in place: {describe_leaf(node, leaf)} has shape {list(left)} "
                 f"and the operand {list(right)}"
             )
 
 
-def _check_dtypes(
-    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...]
-) -> None:
+def _try_rows(name: str, node: Core, this: Op, rows: list[tuple[Any, ...]]) -> None:
+    """Try an operation on substitutes for each leaf and its operands. If it fails, raise an error with the key of the leaf."""
     tried = set()
-    for i, leaf in enumerate(leaves):
-        others = _get_operands_at(operands, i)
-        row = [leaf, *[other for other in others if isinstance(other, Tensor)]]
-        combination = tuple([(_FORM(item), item.ndim > 0) for item in row])
-        if combination in tried:
+    for row in rows:
+        tensors = [item for item in row if isinstance(item, Tensor)]
+        form = tuple([(_FORM(item), item.ndim > 0) for item in tensors])
+        # Empty tensors stand for dense ones; a sparse, nested or quantized tensor has no empty one that behaves alike.
+        if any(map(_is_tried_whole, tensors)):
+            target, *others = row[0].detach().clone(), *row[1:]
+        elif form in tried:
             continue
-        tried.add(combination)
-        # Empty tensors stand for dense ones; a sparse or quantized tensor has no empty one that behaves alike.
-        whole = any(item.layout is not torch.strided or item.is_quantized for item in row)
-        target, *trial = [_make_trial(item, whole) for item in [leaf, *others]]
-        _try_leaf(name, node, this, leaf, target, trial)
+        else:
+            target, *others = map(_make_empty, row)
+        tried.add(form)
+        try:
+            this.single(target, *others)
+        except LEAF_ERRORS as error:
+            if type(error) not in LEAF_ERRORS:
+                raise
+            raise _name_leaf(error, name, node, row[0]) from error
 
 
-def _make_trial(item: object, whole: bool) -> Any:
-    """Return a tensor to try an operation on: an empty one of the same form, or a copy if ``whole``. Keep a number."""
+def _is_tried_whole(item: Tensor) -> bool:
+    return item.layout is not torch.strided or item.is_nested or item.is_quantized
+
+
+def _make_empty(item: object) -> Any:
+    """Return an empty tensor of the dtype and device of a tensor. Keep a number."""
     if not isinstance(item, Tensor):
         return item
-    if whole:
-        return item.detach().clone()
     return torch.empty((0,) if item.ndim else (), dtype=item.dtype, device=item.device)
 
 
-def _get_operands_at(operands: tuple[object, ...], i: int) -> list[object]:
-    return [operand[i] if type(operand) is list else operand for operand in operands]
+def _name_leaf(error: Exception, name: str, node: Core, leaf: Tensor) -> Exception:
+    return rephrase_error(error, f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}")
 
 
-def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: list[Any]) -> None:
-    """Try an operation on ``target``, a substitute for ``leaf``. If it fails, raise an error with the key of ``leaf``."""
-    try:
-        this.single(target, *others)
-    except LEAF_ERRORS as error:
-        if type(error) not in LEAF_ERRORS:
-            raise
-        raise type(error)(f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}") from error
-
-
-def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[object, ...]) -> None:
+def _finish_without_overlap(this: Op, rows: list[tuple[Any, ...]]) -> None:
     """Resume an in-place operation at the leaf where torch raised, since it overlaps its operand; clone such operands."""
-    rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
     begun = False
-    for i in order_subclasses_first(leaves, *operands):
-        leaf, *others = rows[i]
+    for leaf, *others in rows:
         shared = [is_overlapping(leaf, other) for other in others]
         begun = begun or any(shared)
         if begun:
