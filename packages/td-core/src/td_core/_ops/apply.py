@@ -438,7 +438,7 @@ class _Walk:
             elif isinstance(child, Tensor) or isinstance(value, Tensor):
                 raise leaf_node_mismatch_error(child, value, path)
             elif has_entries(child):
-                Update(child, inplace=True, strict=True, writes=writes).read(value)
+                Update(writes, inplace=True, strict=True).read(child, value)
             else:
                 check_unlocked(node, f"replace {show_path(path)}")
                 writes.change(node._set_child, key, value)

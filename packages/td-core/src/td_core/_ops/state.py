@@ -308,7 +308,7 @@ class _Load:
         self.strict = strict
         self.assign = assign
         self.writes = Transaction()
-        self.update = Update(target, inplace=True, writes=self.writes)
+        self.update = Update(self.writes, inplace=True)
         self.levels: list[tuple[Core, dict[str, Any]]] = []
         self.missing: list[str] = []
         self.unexpected: list[str] = []

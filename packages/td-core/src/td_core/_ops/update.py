@@ -106,19 +106,12 @@ class UpdateMixin(EntryMixin):
         with self.unlock_() if ignore_lock and self._locked else nullcontext():  # type: ignore[union-attr]
             if self._locked and not inplace:
                 check_unlocked(self, "update")
-            plan = Update(
-                self,
-                clone=clone,
-                inplace=inplace,
-                non_blocking=non_blocking,
-                is_leaf=is_leaf,
-                resize=update_batch_size,
-            )
-            if input_dict_or_td is not self:
-                plan.read(input_dict_or_td, keys_to_update)
-            if kwargs:
-                plan.read(kwargs, keys_to_update)
-            plan.writes.commit()
+            writes = Transaction(non_blocking)
+            plan = Update(writes, clone, inplace, is_leaf, resize=update_batch_size)
+            for source in (input_dict_or_td, kwargs) if kwargs else (input_dict_or_td,):
+                if source is not self:
+                    plan.read(self, source, keys_to_update)
+            writes.commit()
         return self
 
     def update_(
@@ -154,12 +147,12 @@ class UpdateMixin(EntryMixin):
             return self
 
         def write(root: Core) -> None:
-            plan = Update(root, inplace=True, non_blocking=non_blocking, strict=True)
-            if input_dict_or_td is not None and input_dict_or_td is not self:
-                plan.read(input_dict_or_td, keys_to_update)
-            if kwargs:
-                plan.read(kwargs, keys_to_update)
-            plan.writes.commit()
+            writes = Transaction(non_blocking)
+            plan = Update(writes, inplace=True, strict=True)
+            for source in (input_dict_or_td, kwargs or None):
+                if source is not None and source is not self:
+                    plan.read(root, source, keys_to_update)
+            writes.commit()
 
         write_unrecorded(self, write)
         return self

@@ -5,7 +5,8 @@ A function that tries a write returns False, with nothing written, if the genera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import starmap
 from operator import attrgetter
 from typing import Any
 
@@ -39,6 +40,7 @@ RARELY_SCATTERED = frozenset(dtype for dtype, row in ROWS.items() if "scatter" i
 _DTYPE = attrgetter("dtype")
 _SHAPE = attrgetter("shape")
 _NO_DISPATCH = Tensor.__torch_dispatch__
+_STRINGS = {str}
 _BASIC = {int, slice, type(None)}
 
 # Comparing all keys of two nodes at once is faster only above about this many entries.
@@ -49,22 +51,26 @@ class Through(dict[str, Any]):
     """A nested key as a one-entry dict. Unlike a dict value, an update does not replace a leaf on its path by it."""
 
 
-def list_pairs(items: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Iterate over the entries of a mapping by their first keys; the entry of a nested key becomes a dict."""
-    for key, value in dict(items).items():
-        if type(key) is not str:
-            key, *rest = unravel_key_to_tuple(key)
-            for part in reversed(rest):
-                value = Through({part: value})
-        yield key, value
+def list_pairs(items: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    """Return the entries of a mapping by their first keys; the entry of a nested key becomes a dict."""
+    entries = dict(items)
+    return entries.items() if {*map(type, entries)} <= _STRINGS else starmap(split_pair, entries.items())
+
+
+def split_pair(key: Any, value: object) -> tuple[str, Any]:
+    """Return the first part of a key, and its entry: the value, or a dict of it under the other parts."""
+    key, *below = unravel_key_to_tuple(key)
+    for part in reversed(below):
+        value = Through({part: value})
+    return key, value
 
 
 def is_node(value: object) -> bool:
     """Return True for a mapping, and for a collection of entries."""
-    # Check the most common type first: isinstance with the abstract class Mapping is slow.
-    if isinstance(value, Tensor):
-        return False
-    return isinstance(value, Mapping) or (isinstance(value, Core) and has_entries(value))
+    # Check the most common types first: isinstance with an abstract class is slow.
+    if type(value) is dict or isinstance(value, Tensor):
+        return type(value) is dict
+    return has_entries(value) if isinstance(value, Core) else isinstance(value, Mapping)
 
 
 def is_scalar(value: object) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,49 +35,41 @@ from .._walks import has_entries
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
 from .check import check_copied, is_sealed
-from .pair import Through, is_node, list_pairs, try_copy_whole
+from .pair import Through, is_node, list_pairs, split_pair, try_copy_whole
 from .run import Transaction
 
 Path = tuple[str, ...]
+
+_DICTS = {dict, Through}
 
 #: Target node, source node or mapping, requested keys (None for all), and key path.
 Level = tuple[Any, Any, Any, Path]
 
 
+@dataclass(slots=True)
 class Update:
-    """One update: :meth:`read` checks a source and adds its writes to the transaction ``writes``."""
+    """The rules of one update: :meth:`read` checks a source and adds its writes to the transaction ``writes``."""
 
-    __slots__ = ("clone", "inplace", "is_leaf", "resize", "root", "strict", "writes")
-
-    def __init__(
-        self,
-        root: Core,
-        *,
-        clone: bool = False,
-        inplace: bool = False,
-        non_blocking: bool = False,
-        is_leaf: IsLeaf | None = None,
-        resize: bool = False,
-        strict: bool = False,
-        writes: Transaction | None = None,
-    ) -> None:
-        self.root = root
-        self.clone = clone
-        self.inplace = inplace
-        self.is_leaf = is_leaf
-        self.resize = resize
-        self.strict = strict
-        self.writes = Transaction(non_blocking) if writes is None else writes
+    writes: Transaction
+    clone: bool = False
+    inplace: bool = False
+    is_leaf: IsLeaf | None = None
+    resize: bool = False
+    strict: bool = False
 
     def read(
-        self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None = None, path: Path = ()
+        self,
+        root: Core,
+        source: Mapping[Any, Any] | Core,
+        keys: Sequence[NestedKey] | None = None,
+        path: Path = (),
     ) -> None:
         """Check the entries of a source under ``keys`` (None for all), and add their writes. ``path`` is that of the root."""
         if not is_node(source):
             raise TypeError(
                 f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
             )
-        todo: list[Level] = [(self.root, source, parse_requested_keys(keys), path)]
+        todo: list[Level] = [(root, source, parse_requested_keys(keys), path)]
         while todo:
             # Reverse the list, since todo is a stack: of several values of one key, the last must be written last.
             todo += [*self._read_level(*todo.pop())][::-1]
@@ -119,9 +113,11 @@ class Update:
             for member, row in rows:
                 self._read_entry(member, key, row, below, prefix, member.batch_size)
             return None
-        current = self._find(node, key, prefix)
-        _check_through(current, value, path)
-        held = node._get_writable(key) if self._is_merged(current, value, below) else None
+        current = self._find(node, key, value, prefix)
+        held = None
+        # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
+        if is_node(current) and is_node(value) and (below is not None or not self._is_whole(value)):
+            held = node._get_writable(key)
         if isinstance(held, Tensor):
             raise concurrent_change_error(node)
         if held is not None and (self.inplace or not _is_stack_needed(held, value)):
@@ -141,21 +137,19 @@ class Update:
             self._add_store(node, key, value, path, size, joins=True)
         return None
 
-    def _is_merged(self, current: object, value: object, below: object) -> bool:
-        """Return True if the entries of a value are merged into those of an existing node."""
-        if current is None or not has_entries(current) or not is_node(value):
-            return False
-        # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
-        return below is not None or not self._is_whole(value)
-
-    def _find(self, node: Core, key: str, prefix: Path) -> Child | None:
+    def _find(self, node: Core, key: str, value: object, prefix: Path) -> Child | None:
         """Return the entry of a node, or None if it is missing and may be added."""
         try:
-            return node._peek_child(key)
+            current = node._peek_child(key)
         except KeyError:
             if self.strict:
                 raise missing_key_error(node, key, prefix) from None
             return None
+        if type(value) is Through and not has_entries(current):
+            raise KeyThroughLeafError(
+                f"{show_path((*prefix, key))} is not a collection, so it has no entry {next(iter(value))!r} to update"
+            )
+        return current
 
     def _add_store(
         self, node: Core, key: str, value: object, path: Path, size: torch.Size, joins: bool
@@ -214,10 +208,8 @@ class Update:
         """Convert a dense node to a lazy stack and update its members, since a dense node needs equal members."""
 
         def update_part(member: Core, part: Any) -> Any:
-            update = Update(
-                part, clone=self.clone, non_blocking=self.writes.non_blocking, is_leaf=self.is_leaf
-            )
-            update.read(member)
+            update = Update(Transaction(self.writes.non_blocking), self.clone, is_leaf=self.is_leaf)
+            update.read(part, member)
             update.writes.commit()
             return part
 
@@ -241,14 +233,6 @@ class Update:
                 )
         self.writes.change(node._set_batch_size, size)
         return size
-
-
-def _check_through(current: object, value: object, path: Path) -> None:
-    """Raise KeyThroughLeafError if a nested key passes through a leaf or value."""
-    if type(value) is Through and current is not None and not has_entries(current):
-        raise KeyThroughLeafError(
-            f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
-        )
 
 
 def _list_requested(
@@ -288,9 +272,9 @@ def write_entry(node: Core, key: str, value: object, path: Path, non_blocking: b
     elif isinstance(current, Core) and has_entries(value):
         if try_copy_whole(current, value, non_blocking):
             return
-    update = Update(node, inplace=True, non_blocking=non_blocking, strict=True)
+    update = Update(Transaction(non_blocking), inplace=True, strict=True)
     if isinstance(value, Core) and has_entries(value):
-        update.read({key: value}, path=path[:-1])
+        update.read(node, {key: value}, path=path[:-1])
     else:
         update.add_copy(node, key, value, path)
     update.writes.commit()
@@ -298,20 +282,21 @@ def write_entry(node: Core, key: str, value: object, path: Path, non_blocking: b
 
 def try_merge(root: Core, source: object) -> bool:
     """Store the entries of ``source`` if none needs conversion. Otherwise return False, with nothing stored."""
-    levels: list[tuple[Core, dict[Any, Child]]] = []
-    todo: list[tuple[Core, Any]] = [(root, source)]
+    stores: list[tuple[Core, dict[Any, Child]]] = []
+    # Of several values of one key, the last must be stored last, so visit the levels in the order of the keys.
+    todo: deque[tuple[Core, Any]] = deque([(root, source)])
     while todo:
-        node, right = todo.pop()
+        node, right = todo.popleft()
         leaves = _list_stores(node, right, todo)
         if leaves is None:
             return False
-        levels.append((node, leaves))
-    for node, leaves in levels:
+        stores.append((node, leaves))
+    for node, leaves in stores:
         node._set_children(leaves)
     return True
 
 
-def _list_stores(node: Core, source: Any, below: list[tuple[Core, Any]]) -> dict[Any, Child] | None:
+def _list_stores(node: Core, source: Any, below: deque[tuple[Core, Any]]) -> dict[Any, Child] | None:
     """Return the leaves to store in one node, and append the pairs of nodes below; None if an entry needs conversion."""
     left, size = node._children(), node.batch_size
     if node._locked or node._schema.converts_tensors or node.device is not None or not node._schema.can_grow:
@@ -323,23 +308,14 @@ def _list_stores(node: Core, source: Any, below: list[tuple[Core, Any]]) -> dict
         source = None if source._is_value else source._children()
         if fits and type(source) is dict is type(left) and PLAIN.issuperset(map(type, source.values())):
             return source.copy()
-    if type(source) is not dict or type(left) is not dict:
+    if type(source) not in _DICTS or type(left) is not dict:
         return None
-    return _split_levels(left, source.copy(), None if fits else size, below)
-
-
-def _split_levels(
-    left: dict[str, Child], source: dict[Any, Any], size: torch.Size | None, below: list[tuple[Core, Any]]
-) -> dict[Any, Child] | None:
-    """Return the leaves of a source, checked against a batch size, and append the pairs of nodes; None if one has no pair."""
-    leaves: dict[str, Child] = {}
-    for key, value in source.items():
+    leaves: dict[Any, Child] = {}
+    for key, value in source.copy().items():
         if type(key) is not str:
-            key, value = _split_pair(key, value, source)
-        elif isinstance(value, Tensor):
-            if type(value) in WRAPPED or value.is_nested:
-                return None
-            if size is not None and value.shape[: len(size)] != size:
+            key, value = split_pair(key, value)
+        if isinstance(value, Tensor):
+            if type(value) in WRAPPED or value.is_nested or not (fits or value.shape[: len(size)] == size):
                 return None
             leaves[key] = value
             continue
@@ -348,9 +324,3 @@ def _split_levels(
             return None
         below.append((current, value))
     return leaves
-
-
-def _split_pair(key: Any, value: Any, entries: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Return the first part of a key of two parts and the leaf below it as a dict; None if ``entries`` has that part too."""
-    is_pair = type(key) is tuple and len(key) == 2 and type(key[1]) is str and key[0] not in entries
-    return (key[0], {key[1]: value}) if is_pair and isinstance(value, Tensor) else (None, None)
