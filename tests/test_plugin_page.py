@@ -1,14 +1,12 @@
-"""The documentation pages on plugins: signatures are exact, and the examples pass the conformance suites."""
+"""The documentation pages on plugins: every hook is documented, and the examples pass the conformance suites."""
 
 from __future__ import annotations
 
 import doctest
-import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -16,34 +14,26 @@ from torch.utils import _pytree as pytree
 
 from td_core import NodeKind, TensorDict, decode, encode, hookimpl
 from td_core.plugins import hookspecs
-from td_core.testing import CollectionTests, SerializerTests, SourceTests, installed
+from td_core.testing import CollectionTests, SerializerTests, installed
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = {
-    name: (DOCS / name).read_text(encoding="utf-8")
-    for name in ("plugins.md", "plugins_stores.md", "reference/hooks.md")
-}
+PAGE = (DOCS / "plugins.md").read_text(encoding="utf-8")
 
 
-def test_page_contains_signature_of_every_hook():
-    hooks = {
-        f"{name}{str(inspect.signature(hook)).replace(chr(39), '')}"
-        for name, hook in vars(hookspecs).items()
-        if name.startswith("td_")
-    }
-    assert set(re.findall(r"^td_\w+\(.*$", PAGES["reference/hooks.md"], re.MULTILINE)) == hooks
+def test_reference_has_docstring_of_every_hook():
+    hooks = [name for name in vars(hookspecs) if name.startswith("td_")]
+    text = (DOCS / "reference" / "hooks.md").read_text(encoding="utf-8")
+    assert f"members: [{', '.join(hooks)}]" in text
+    assert all(getattr(hookspecs, name).__doc__ for name in hooks)
 
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """Run the examples of the pages, compare their output, and return the names that they define."""
+    """Run the examples of the page, compare their output, and return the names that they define."""
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
-    names: dict[str, Any] = {}
-    for name, text in PAGES.items():
-        test = doctest.DocTestParser().get_doctest(text, {"__name__": "page"}, name, None, 0)
-        assert runner.run(test, clear_globs=False).failed == 0
-        names.update(test.globs)
-    return names
+    test = doctest.DocTestParser().get_doctest(PAGE, {"__name__": "page"}, "plugins.md", None, 0)
+    assert runner.run(test, clear_globs=False).failed == 0
+    return test.globs
 
 
 def test_tree_spec_of_kind_contains_its_state(page: dict[str, Any]):
@@ -110,20 +100,3 @@ class TestTheSerializerOfThePage(SerializerTests):
         type(self).serializer = lambda self: page["TorchFile"]()
         with installed(page["Plugin"]()):
             yield
-
-
-class TestTable(SourceTests):
-    """The source of the page; its class has no module, so it cannot be pickled."""
-
-    dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.float64, torch.int64, torch.uint8]
-    test_pickle_reads_and_writes = None  # type: ignore[assignment]
-    test_other_process_reads_and_writes = None  # type: ignore[assignment]
-
-    @pytest.fixture(autouse=True)
-    def _use_page(self, page: dict[str, Any]) -> None:
-        self.page = page
-
-    def make(self, array: torch.Tensor, folder: Path) -> Any:
-        if not array.ndim:
-            pytest.skip("the table has one row for each row of the array")
-        return self.page["create_table"](folder / "data.db", array)
