@@ -20,7 +20,7 @@ from td_core import (
     load,
     unravel_key_to_tuple,
 )
-from td_hdf5 import PersistentTensorDict, from_h5, to_h5
+from td_hdf5 import PersistentTensorDict, from_h5, save, to_h5
 
 TIED = torch.arange(300.0)
 
@@ -95,6 +95,14 @@ def test_set_after_append_raises_and_keeps_new_rows(path: Path) -> None:
     del stored["b"]
     assert load(path)["a"].tolist() == [0, 1, 2, 0, 1]
     assert list(load(path).keys()) == ["a"]
+
+
+def test_loaded_collection_does_not_lock_the_file(path: Path) -> None:
+    save(TensorDict({"a": torch.arange(3)}), path)
+    loaded = load(path)
+    from_h5(path, mode="r+")["b"] = torch.ones(3)
+    again = load(path)
+    assert (loaded["a"].tolist(), again["b"].tolist()) == ([0, 1, 2], [1, 1, 1])
 
 
 def test_failed_write_of_entry_leaves_the_file(path: Path) -> None:

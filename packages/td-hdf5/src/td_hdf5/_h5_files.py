@@ -141,7 +141,15 @@ def open_path(path: str) -> Iterator[Any]:
     try:
         yield file
     finally:
+        if is_mappable(file):
+            _unlock(file.get_vfd_handle())  # a mapping of the file would keep its lock
         close_file(file)
+
+
+def _unlock(fd: int) -> None:
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 class StoreFile:
@@ -235,9 +243,7 @@ class StoreFile:
             with contextlib.suppress(OSError):
                 os.utime(self._fd, ns=(os.fstat(self._fd).st_atime_ns, time.time_ns()))
             self._stamp = self._read_stamp()
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        _unlock(self._fd)
 
     def _read_stamp(self) -> tuple[int, int]:
         status = os.fstat(self._fd)
