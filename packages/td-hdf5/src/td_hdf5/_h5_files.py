@@ -23,7 +23,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from td_core.array_formats import map_file
+from td_core.array_formats import map_file, sync_file
 from td_core.errors import FormatError, TensorDictError
 
 #: Longest time to wait for another program that has the file open for writing, in seconds.
@@ -273,11 +273,7 @@ class StoreFile:
     def sync(self) -> None:
         """Return when what was written has reached the disk."""
         with self._lock:
-            fd = os.open(self.path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_file(self.path)
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""

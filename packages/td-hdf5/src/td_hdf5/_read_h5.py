@@ -17,7 +17,8 @@ from td_core import Encoded, NestedKey, StoredTensor
 from td_core.array_formats import (
     Place,
     build_collection,
-    check_dense,
+    build_leaves,
+    check_in_place,
     get_stored,
     is_nested,
     list_names,
@@ -26,6 +27,7 @@ from td_core.array_formats import (
     prune_table,
     read_into,
     refuse_values,
+    restore,
     view_mapped,
 )
 from td_core.errors import FormatError, UnsupportedOperationError
@@ -360,11 +362,7 @@ def check_writable(save: Save, table: Encoded) -> None:
     """Raise an error if the file, or a leaf of it, cannot be written in place."""
     if not os.access(save.path, os.W_OK):
         raise PermissionError(f"{save.path} cannot be opened for writing: permission denied")
-    if save.hashes is not None:
-        raise UnsupportedOperationError(
-            f"{save.path} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
-        )
-    check_dense(table, save.path)
+    check_in_place(table, save.path, save.hashes)
 
 
 def open_table(
@@ -397,7 +395,8 @@ def open_table(
         source = DatasetSource(path, identity, save.prefix + name, shape, dtype)
         return StoredTensor(source, device, mode)
 
-    def open_leaf(place: Place, leaf: Tensor) -> Tensor:
+    def open_leaf(place: Place) -> Tensor:
+        leaf = restore(place, read)
         if not leaf.is_meta:
             return leaf
         if isinstance(place, list):
@@ -408,4 +407,4 @@ def open_table(
         opened = open_array(place["tensor"], leaf.dtype)
         return opened.expand(leaf.shape) if "expand" in place else opened
 
-    return build_collection(table, save.path, read, device, wrap=open_leaf, strict=strict is not False)
+    return build_leaves(table, save.path, open_leaf, device, strict=strict is not False)

@@ -30,12 +30,6 @@ def read_bytes(fd: int, size: int, position: int) -> bytes:
     return b"".join(pieces)
 
 
-def sync_file(path: str) -> None:
-    """Write the content of a file to the disk, with what was written through mappings."""
-    with open_for_reading(path, write=True) as fd:
-        os.fsync(fd)
-
-
 def is_on_network(path: str) -> bool:
     """Return True if a file is on a network file system, as far as the system lists its mounts."""
     try:

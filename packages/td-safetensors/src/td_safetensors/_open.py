@@ -10,45 +10,36 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, StoredTensor
-from td_core.array_formats import Place, as_mapped, check_dense, list_names, refuse_values, restore
+from td_core.array_formats import (
+    MappedSource,
+    Place,
+    as_mapped,
+    build_leaves,
+    check_in_place,
+    list_names,
+    refuse_values,
+    restore,
+)
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import check_mode, set_module
-from td_core.typing import SourceIndex
 
 from ._byte_ranges import open_place
-from ._files import open_for_reading, sync_file
+from ._files import open_for_reading
 from ._find_save import Save, open_file, open_save
-from ._read_save import build
 from ._write_save import create_file
 
 Stamp = tuple[int, int, int | None]
 
 
 @set_module("td_safetensors.safetensors_pickles")
-class FileSource:
-    """A leaf of a file that is opened for writing: reads and writes go through a shared mapping, in each process its own."""
+class FileSource(MappedSource):
+    """A leaf of a file that is opened for writing."""
 
     def __init__(self, path: str, stamp: Stamp, place: Place, shape: torch.Size, dtype: torch.dtype) -> None:
         self.path, self.stamp, self.place, self.shape, self.dtype = path, stamp, place, shape, dtype
-        self._mapped: Tensor | None = None
 
-    def read(self, index: SourceIndex) -> Tensor:
-        """Return a copy of a part of the leaf."""
-        return self.map()[index].clone()
-
-    def write(self, index: SourceIndex, value: Tensor) -> None:
-        """Write a part of the leaf into the file."""
-        self.map()[index] = value
-
-    def flush(self) -> None:
-        """Return when what was written has reached the disk."""
-        sync_file(self.path)
-
-    def map(self) -> Tensor:
-        """Return the leaf as memory that is mapped from the file."""
-        if self._mapped is None:
-            self._mapped = _map_again(self.path, self.stamp, self.place, shared=True)
-        return self._mapped
+    def _open(self) -> Tensor:
+        return _map_again(self.path, self.stamp, self.place, shared=True)
 
     def __reduce__(self) -> Any:
         return FileSource, (self.path, self.stamp, self.place, self.shape, self.dtype)
@@ -110,7 +101,7 @@ def open_collection(
                 origins[file] = os.path.abspath(file.path), _stamp(file.fd)
             return as_mapped(leaf, rebuild_mapped, *origins[file], place)
 
-        result = build(save, table, open_leaf, strict=strict)
+        result = build_leaves(table, save.path, open_leaf, strict=strict)
     return result if mode == "c" else result.lock_()
 
 
@@ -129,11 +120,7 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
         raise UnsupportedOperationError(
             f"{save.path} is a URL, which cannot be written in place: use mode='c'"
         )
-    if save.hashes is not None:
-        raise UnsupportedOperationError(
-            f"{save.path} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
-        )
-    check_dense(table, save.path)
+    check_in_place(table, save.path, save.hashes)
 
     def open_leaf(place: Place) -> Tensor:
         leaf = restore(place, save.map)
@@ -147,7 +134,7 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
         stored = StoredTensor(FileSource(os.path.abspath(file.path), stamp, place, leaf.shape, leaf.dtype))
         return stored if size is None else stored.expand(size)
 
-    return build(save, table, open_leaf, strict=strict)
+    return build_leaves(table, save.path, open_leaf, strict=strict)
 
 
 def _stamp(fd: int, *, written: bool = False) -> Stamp:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, TensorDict
-from td_core.array_formats import Place, build_collection, list_names, read_into, restore
+from td_core.array_formats import Place, build_collection, build_leaves, list_names, read_into
 from td_core.errors import FormatError
 from td_core.spi import as_memory, make_reporter, run_parallel
 from td_core.typing import Progress
@@ -105,7 +104,7 @@ def _load(
         early = target if rows is None or meta else None
         targets = {} if into is None else _find_targets(save, table, into)
         read = _make_reader(save, list(names), targets, early, reads, num_threads, progress)
-        result = build(save, table, partial(restore, read=read), early, strict=strict)
+        result = build_collection(table, save.path, read, early, strict=strict)
         if rows is not None:
             result = result[rows]
             if target is not None and early is None:
@@ -124,11 +123,11 @@ def _read_ranges(
         opened[repr(place)] = open_place(place, open_array)
         return opened[repr(place)]
 
-    lazy = build(save, table, open_leaf, strict=strict)
+    lazy = build_leaves(table, save.path, open_leaf, strict=strict)
     if rows is None:
         memory = as_memory(list(opened.values()))
         leaves = dict(zip(opened, memory, strict=True))
-        result = build(save, table, lambda place: leaves[repr(place)], strict=strict)
+        result = build_leaves(table, save.path, lambda place: leaves[repr(place)], strict=strict)
     else:
         part = lazy[rows]
         memory = as_memory(part._leaves())
@@ -153,24 +152,6 @@ def _find_targets(save: Save, table: Encoded, data: Any) -> dict[str, Tensor]:
         if fits and leaf.is_cpu and leaf.is_contiguous() and not (leaf.is_conj() or leaf.is_neg()):
             targets[name] = leaf.detach()
     return targets
-
-
-def build(
-    save: Save,
-    table: Encoded,
-    make_leaf: Callable[[Place], Tensor],
-    device: torch.device | None = None,
-    *,
-    strict: bool = True,
-) -> Any:
-    """Build the collection of a table; ``make_leaf`` returns the leaf of a place.
-
-    Raises:
-        FormatError: the table does not describe a collection, or contradicts the tensors.
-    """
-    places = {repr(place): place for place in table.leaves}
-    named = replace(table, leaves=[repr(place) for place in table.leaves])
-    return build_collection(named, save.path, lambda key: make_leaf(places[key]), device, strict=strict)
 
 
 def _make_reader(

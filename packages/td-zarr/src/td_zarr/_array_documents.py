@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -110,34 +111,40 @@ def parse_json(content: bytes | str, where: str) -> dict[str, Any]:
     return document
 
 
+@dataclass(frozen=True)
 class ChunkOptions:
-    """The options of a save that decide on the chunks and codecs of each array.
+    """The options of a save that decide on the chunks and codecs of arrays; :func:`td_zarr.save` describes them.
 
-    Each is one value for all arrays, or a mapping from keys, or prefixes of keys, to values; the key None has the default.
+    Each but ``checksums`` is one value for all arrays, or a mapping from keys, or prefixes of keys, to values; the key None has
+    the default.
     """
 
-    def __init__(self, *, checksums: bool = False, **options: object) -> None:
-        self.checksums = checksums
-        self._options = {name: _by_path(value) for name, value in options.items()}
+    chunks: object = None
+    shards: object = None
+    filters: object = None
+    compressors: object = None
+    serializer: object = None
+    checksums: bool = False
+
+    @cached_property
+    def _tables(self) -> dict[str, dict[tuple[str, ...], Any]]:
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "checksums"}
+        tables = {
+            name: value if isinstance(value, Mapping) else {None: value} for name, value in values.items()
+        }
+        return {
+            name: {() if key is None else unravel_key_to_tuple(key): item for key, item in table.items()}
+            for name, table in tables.items()
+        }
 
     def find(self, path: tuple[str, ...]) -> dict[str, Any]:
         """Return the options of the array with a key path; those that are None are left out."""
-        found = {name: choose(path) for name, choose in self._options.items()}
+        prefixes = [path[:length] for length in range(len(path), -1, -1)]
+        found = {
+            name: next((table[prefix] for prefix in prefixes if prefix in table), None)
+            for name, table in self._tables.items()
+        }
         return {name: value for name, value in found.items() if value is not None}
-
-
-def _by_path(value: object) -> Callable[[tuple[str, ...]], Any]:
-    if not isinstance(value, Mapping):
-        return lambda path: value
-    table = {() if key is None else unravel_key_to_tuple(key): item for key, item in value.items()}
-
-    def choose(path: tuple[str, ...]) -> Any:
-        for length in range(len(path), -1, -1):
-            if path[:length] in table:
-                return table[path[:length]]
-        return None
-
-    return choose
 
 
 def make_group_document(attributes: Mapping[str, object]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core.array_formats import as_mapped, map_file, read_into, view_mapped
+from td_core.array_formats import MappedSource, as_mapped, map_file, read_into, view_mapped
 from td_core.errors import FormatError, LockedError
 from td_core.spi import set_module
 from td_core.typing import SourceIndex
@@ -180,14 +180,14 @@ def map_raw(objects: LocalObjects, info: ArrayInfo, *, shared: bool = False, sma
 
 
 @set_module("td_zarr.zarr_pickles")
-class RawSource:
-    """An array with one chunk that is opened for writing: it is mapped, in each process anew."""
+class RawSource(MappedSource):
+    """An array with one chunk that is opened for writing."""
 
     def __init__(self, objects: LocalObjects, info: ArrayInfo) -> None:
         assert info.dtype is not None
         self.objects, self.info = objects, info
         self.shape, self.dtype = info.shape, info.dtype
-        self._mapped: Tensor | None = None
+        self.path = objects.locate(f"{info.name}/{info.raw}")
 
     def __repr__(self) -> str:
         return f"RawSource({self.objects.where!r}, {self.info.name!r})"
@@ -195,25 +195,6 @@ class RawSource:
     def __reduce__(self) -> Any:
         return RawSource, (self.objects, self.info)
 
-    def read(self, index: SourceIndex) -> Tensor:
-        """Return a copy of a part of the array."""
-        return self.map()[index].clone()
-
-    def write(self, index: SourceIndex, value: Tensor) -> None:
-        """Write a part of the array into the file."""
-        self.map()[index] = value
-
-    def flush(self) -> None:
-        """Return when what was written has reached the disk."""
-        fd = os.open(self.objects.locate(f"{self.info.name}/{self.info.raw}"), os.O_RDWR)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def map(self) -> Tensor:
-        """Return the array: what is written to it reaches the file."""
-        if self._mapped is None:
-            self.objects.check()
-            self._mapped = map_raw(self.objects, self.info, shared=True)
-        return self._mapped
+    def _open(self) -> Tensor:
+        self.objects.check()
+        return map_raw(self.objects, self.info, shared=True)

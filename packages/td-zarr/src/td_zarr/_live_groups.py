@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from td_core import Encoded, NestedKey, TensorDict, kinds
 from td_core.array_formats import (
     LiveCollection,
     LiveStore,
-    build_collection,
+    build_leaves,
     compute_check,
     list_names,
     make_array_plan,
@@ -20,17 +20,13 @@ from td_core.array_formats import (
 )
 from td_core.spi import Node, set_module
 
-from ._array_documents import NATIVE, ChunkOptions, join_names, make_array_document
-from ._dim_labels import name_dims
+from ._array_documents import NATIVE, ChunkOptions, join_names
 from ._group_header import GroupContent, list_documents, read_group, read_root
 from ._read_collections import Opener, open_collection, open_with_content
-from ._write_groups import PlannedGroup, dump_json, save, write_entries
+from ._write_groups import PlannedGroup, dump_json, plan_group, save, write_entries
 from ._zarr_objects import Objects, find_local_path, find_objects
 
 KeyPath = tuple[str, ...]
-
-#: The options of a save that new arrays get, too.
-_ARRAY_OPTIONS = ("chunks", "shards", "filters", "compressors", "serializer", "checksums")
 
 
 class _LiveGroup(LiveStore):
@@ -63,7 +59,7 @@ class _LiveGroup(LiveStore):
         group = self._read()
         for above in reversed(path[:-1]):
             data = TensorDict({above: data})
-        planned = self._plan(data, group.arrays)
+        planned = plan_group(data, ChunkOptions(**self.options), reserved=group.arrays)
         entry = Encoded.of_header(planned.plan.header, group.where)
         table = set_entry(group.table, path, entry, path)
         self._write_root(replace(group, table=table, arrays={**group.arrays, **planned.arrays}), planned)
@@ -96,20 +92,12 @@ class _LiveGroup(LiveStore):
         self.objects.replace("zarr.json", dump_json(root))
         self.objects.remove(gone)
 
-    def _plan(self, entry: Any, taken: Mapping[str, Any]) -> PlannedGroup:
-        plan = make_array_plan(entry, NATIVE, join_names, reserved=taken, separator="/")
-        dims, options = name_dims(plan.arrays), ChunkOptions(**self.options)
-        documents = {
-            name: make_array_document(item, dims[name], options) for name, item in plan.arrays.items()
-        }
-        return PlannedGroup(plan, documents)
-
     def open_entry(self, path: KeyPath) -> Any:
         """Open a collection with the stored entry of a key path alone."""
         group = read_group(self.objects)
         table = group.table.select_keys([path], group.where)
         opener = Opener(group, table, "r+")
-        return build_collection(table, group.where, opener.read, wrap=opener.wrap)
+        return build_leaves(table, group.where, opener.open)
 
 
 def _find_unused(
@@ -166,7 +154,7 @@ def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any]) ->
     objects.check()
     group = read_group(objects)
     opener = Opener(group, group.table, "r+")
-    opened = build_collection(group.table, group.where, opener.read, wrap=opener.wrap)
+    opened = build_leaves(group.table, group.where, opener.open)
     live = open_live(objects, opened, options)
     return live.get(path) if path else live
 
@@ -203,7 +191,7 @@ def to_zarr(
     if path is not None and path.endswith(".zip"):
         return open_collection(filename)
     opened = open_collection(filename, mode="r+", storage_options=storage_options).unlock_()
-    chosen = {name: value for name, value in options.items() if name in _ARRAY_OPTIONS}
+    chosen = {item.name: options[item.name] for item in fields(ChunkOptions) if item.name in options}
     return open_live(find_objects(filename, storage_options), opened, chosen)
 
 

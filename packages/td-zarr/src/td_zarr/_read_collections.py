@@ -16,7 +16,8 @@ from td_core.array_formats import (
     Place,
     as_mapped,
     build_collection,
-    check_dense,
+    build_leaves,
+    check_in_place,
     is_nested,
     list_names,
     refuse_values,
@@ -96,7 +97,7 @@ def load(
                 reader = _make_reader(group, table, target, progress)
                 return build_collection(table, group.where, reader, target, strict=strict)
             opener = Opener(group, table, "c")
-            lazy = build_collection(table, group.where, opener.read, wrap=opener.wrap, strict=strict)
+            lazy = build_leaves(table, group.where, opener.open, strict=strict)
             return lazy[rows].clone()
 
     result = _read_unreplaced(location, read)
@@ -195,7 +196,7 @@ def _check_writable(group: GroupContent, table: Encoded) -> None:
         raise UnsupportedOperationError(
             f"{group.where} cannot be written in place: load it and save it again, or open it with mode='c'"
         )
-    check_dense(table, group.where)
+    check_in_place(table, group.where)
 
 
 class Opener:
@@ -224,8 +225,9 @@ class Opener:
             return RawSource(self.local, info)
         return ChunkSource(self.group.objects, info, strict=self.group.is_strict)
 
-    def wrap(self, place: Place, leaf: Tensor) -> Tensor:
-        """Return a leaf that can be pickled, and written if the mode allows that."""
+    def open(self, place: Place) -> Tensor:
+        """Return the leaf of a place, which can be pickled, and written if the mode allows that."""
+        leaf = restore(place, self.read)
         if leaf.is_nested:
             return leaf
         if not isinstance(leaf, StoredTensor):
@@ -300,7 +302,7 @@ def open_with_content(
             if mode == "r+":
                 _check_writable(group, table)
             opener = Opener(group, table, mode)
-            result = build_collection(table, group.where, opener.read, wrap=opener.wrap, strict=strict)
+            result = build_leaves(table, group.where, opener.open, strict=strict)
             if mode == "r+":
                 refuse_values(result, group.where)
             return result, group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -86,15 +86,8 @@ def save(
     >>> save(td, "data.zarr") is td
     True
     """
-    options = ChunkOptions(
-        checksums=checksums,
-        chunks=chunks,
-        shards=shards,
-        filters=filters,
-        compressors=compressors,
-        serializer=serializer,
-    )
-    planned = _plan_group(data, options, pack=_find_limit(pack))
+    options = ChunkOptions(chunks, shards, filters, compressors, serializer, checksums)
+    planned = plan_group(data, options, pack=_find_limit(pack))
     report = make_reporter(progress, planned.nbytes, "save")
     write = partial(_write, planned, num_threads=num_threads, report=report)
     work = partial(_replace, location, write, durable=durable, storage_options=storage_options)
@@ -160,13 +153,15 @@ def _find_limit(pack: int | Literal["auto"] | None) -> int:
     return pack
 
 
-def _plan_group(data: object, options: ChunkOptions, *, blank: bool = False, pack: int = 0) -> PlannedGroup:
-    """Plan the save of a collection, without reading the elements of a leaf.
+def plan_group(
+    data: object, options: ChunkOptions, *, blank: bool = False, pack: int = 0, reserved: Iterable[str] = ()
+) -> PlannedGroup:
+    """Plan the save of a collection, without reading the elements of a leaf; no array gets a name of ``reserved``.
 
     Raises:
         CodecError: a value or leaf cannot be stored; the message has its key path.
     """
-    plan = make_array_plan(data, NATIVE, join_names, blank=blank, separator="/", pack=pack)
+    plan = make_array_plan(data, NATIVE, join_names, blank=blank, reserved=reserved, separator="/", pack=pack)
     dims = name_dims(plan.arrays)
     documents = {name: make_array_document(item, dims[name], options) for name, item in plan.arrays.items()}
     return PlannedGroup(plan, documents, sparse=blank)
@@ -307,10 +302,8 @@ def create(
     Raises:
         FileExistsError: something is at the location.
     """
-    options = ChunkOptions(
-        chunks=chunks, shards=shards, filters=filters, compressors=compressors, serializer=serializer
-    )
-    planned = _plan_group(like, options, blank=True)
+    options = ChunkOptions(chunks, shards, filters, compressors, serializer)
+    planned = plan_group(like, options, blank=True)
     path = find_local_path(location)
     if (
         os.path.lexists(path)

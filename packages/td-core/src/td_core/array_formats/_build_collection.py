@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ def build_collection(
     read: Callable[[str], Tensor],
     device: torch.device | None = None,
     *,
-    wrap: Callable[[Place, Tensor], Tensor] | None = None,
     strict: bool = True,
 ) -> Any:
     """Build the collection of a table from :meth:`td_core.Encoded.of_header`.
@@ -35,12 +35,23 @@ def build_collection(
         where: the location of the save, for messages.
         read: returns the tensor of the array with a name.
         device: device label of the nodes; None is the CPU.
-        wrap: takes the place of a leaf and the leaf, and returns the leaf to use.
         strict: False builds a tensorclass that is not defined as the collection that it holds.
 
     Raises:
         FormatError: the table does not describe a collection, or contradicts the arrays.
     """
+    return build_leaves(table, where, partial(restore, read=read), device, strict=strict)
+
+
+def build_leaves(
+    table: Encoded,
+    where: str,
+    make_leaf: Callable[[Place], Tensor],
+    device: torch.device | None = None,
+    *,
+    strict: bool = True,
+) -> Any:
+    """Build the collection of a table as :func:`build_collection` does; ``make_leaf`` returns the leaf of a place."""
     leaves: list[Tensor] = []
     known: dict[str, Tensor] = {}
     for place in table.leaves:
@@ -48,8 +59,7 @@ def build_collection(
         name = place if isinstance(place, str) else repr(place)
         try:
             if name not in known:
-                leaf = restore(place, read)
-                known[name] = leaf if wrap is None else wrap(place, leaf)
+                known[name] = make_leaf(place)
             leaves.append(known[name])
         except (TensorDictError, KeyError, RecursionError) as error:
             path = table.leaf_paths(members=False)[len(leaves)]

@@ -61,8 +61,12 @@ def describe_arrays(
     return table.describe(os.path.basename(where.rstrip("/")) or where, describe)
 
 
-def check_dense(table: Encoded, where: str) -> None:
-    """Raise UnsupportedOperationError if a leaf of a table is a nested tensor, which cannot be written in place."""
+def check_in_place(table: Encoded, where: str, hashes: object = None) -> None:
+    """Raise UnsupportedOperationError for what cannot be written in place: a save with hashes, or a nested tensor."""
+    if hashes is not None:
+        raise UnsupportedOperationError(
+            f"{where} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
+        )
     for place, path in zip(table.leaves, table.leaf_paths(members=False), strict=True):
         if is_nested(place):
             raise UnsupportedOperationError(

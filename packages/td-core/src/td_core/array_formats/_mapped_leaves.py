@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from .._buffers import as_bytes
 from .._public_names import set_module
 from .._torch_private import plain_results
 from ..errors import FormatError
+from ..typing import SourceIndex
 
 #: The longest piece that is read in one call, so that progress is reported.
 READ_PIECE = 1 << 24
@@ -73,6 +75,52 @@ def view_mapped(
     if begin % dtype.itemsize:
         part = part.clone()
     return torch.empty(0, dtype=dtype).set_(part, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
+
+
+class MappedSource(ABC):
+    """Base of the sources of leaves in a file that is opened for writing, which each process maps itself.
+
+    Attributes:
+        path: the file.
+        shape: shape of the leaf.
+        dtype: dtype of the leaf.
+    """
+
+    path: str
+    shape: torch.Size
+    dtype: torch.dtype
+    _mapped: Tensor | None = None
+
+    @abstractmethod
+    def _open(self) -> Tensor:
+        """Map the leaf from the file, shared with other processes."""
+
+    def map(self) -> Tensor:
+        """Return the leaf as memory: what is written to it reaches the file."""
+        if self._mapped is None:
+            self._mapped = self._open()
+        return self._mapped
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Return a copy of a part of the leaf."""
+        return self.map()[index].clone()
+
+    def write(self, index: SourceIndex, value: Tensor) -> None:
+        """Write a part of the leaf into the file."""
+        self.map()[index] = value
+
+    def flush(self) -> None:
+        """Return when what was written has reached the disk."""
+        sync_file(self.path)
+
+
+def sync_file(path: str) -> None:
+    """Return when the content of a file, with what was written through mappings, has reached the disk."""
+    fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def read_into(fd: int, target: Tensor, position: int, report: Callable[[int], None]) -> None:
