@@ -241,14 +241,14 @@ class ConversionMixin(Core):
         tensor(2)
         """
 
-        def fill(node: Core, out: dict[str, Any], _: None) -> Iterator[Any]:
+        def fill(node: Core, out: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
             for key, child in dict(node._schema.list_entries(node)).items():
                 if isinstance(child, Core) and has_entries(child):
                     yield key, child, None
                 else:
                     out[key] = child._unwrap() if isinstance(child, Core) else child
 
-        def make(node: Core, out: dict[str, object]) -> Any:
+        def make(node: Core, out: dict[str, object]) -> object:
             wanted = dest_cls is not None and (node is self or {*out} == {*getattr(dest_cls, "_fields", ())})
             cls: Any = dest_cls if wanted else _make_namedtuple(tuple(out))
             return cls(**out)
@@ -267,7 +267,7 @@ class ConversionMixin(Core):
         if PYTREE_TYPE not in self._children():
             return self
 
-        def fill(node: Core, out: dict[str, object], _: None) -> Iterator[Any]:
+        def fill(node: Core, out: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
             for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     out[key] = child
@@ -315,7 +315,7 @@ class ConversionMixin(Core):
         False
         """
 
-        def fill(node: Core, out: dict[str, Child], _: None) -> Iterator[Any]:
+        def fill(node: Core, out: dict[str, Child], _: None) -> Iterator[tuple[str, Core, None]]:
             entries = node._schema.list_entries(node) if retain_none else get_all_entries(node)
             for key, child in dict(entries).items():
                 if isinstance(child, Tensor):
@@ -344,7 +344,9 @@ def _as_entry(node: Core, key: str, value: object) -> object:
 def _with_values(mapping: Mapping[object, object], like: Core) -> dict[Any, object]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
 
-    def fill(node: Core, out: dict[object, Any], source: Mapping[Any, object]) -> Iterator[Any]:
+    def fill(
+        node: Core, out: dict[object, object], source: Mapping[Any, object]
+    ) -> Iterator[tuple[object, Core, object]]:
         children = node._children()
         for key, value in source.items():
             child = children.get(key)
@@ -353,7 +355,7 @@ def _with_values(mapping: Mapping[object, object], like: Core) -> dict[Any, obje
             else:
                 out[key] = _as_entry(node, key, value) if isinstance(key, str) else value
 
-    values: dict[str, Any] = map_levels(like, fill, mapping, make=lambda _, out: out)
+    values: dict[Any, object] = map_levels(like, fill, mapping, make=lambda _, out: out)
     return values
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._collection import Core, show_path
 from ._devices import fix_decoded_devices
-from ._nodes import KINDS, Encoded, NodeKind, find_subclass, get_key_path, user_class
+from ._nodes import KINDS, Encoded, NodeKind, Row, find_subclass, get_key_path, user_class
 from ._records import Record
 from .errors import FormatError, MissingPluginError, TensorDictError
 
@@ -120,7 +120,7 @@ def _find_kind(rows: list[dict[str, object]], position: int) -> NodeKind:
     raise missing or FormatError(f"{shown} is of the kind {tag!r}, which no installed package provides")
 
 
-def _is_known(row: Any) -> bool:
+def _is_known(row: Row) -> bool:
     """Return True if this process has defined the class that a row of an encoded tree names."""
     tag = row["kind"]
     if type(tag) is not str or tag not in KINDS:
@@ -128,7 +128,7 @@ def _is_known(row: Any) -> bool:
     return "class" not in row or find_subclass(KINDS[tag].type, row["class"]) is not None
 
 
-def _find_moved_class(row: Any, cls: type | None) -> type | None:
+def _find_moved_class(row: Row, cls: type | None) -> type | None:
     """Return the declared class ``cls`` if it can replace the stored class of a node, which is not defined; else None."""
     if cls is None or "from" in row:
         return None
@@ -137,7 +137,7 @@ def _find_moved_class(row: Any, cls: type | None) -> type | None:
     return cls if fits else None
 
 
-def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
+def _list_declared_classes(rows: list[Row], named: type | None) -> list[type | None]:
     """List the declared class of each node: ``named`` for the root, or what the schema of its parent declares."""
     classes: list[type | None] = [named, *[None] * (len(rows) - 1)]
     owners: list[object] = [None] * len(rows)
@@ -167,7 +167,7 @@ def _format_place(rows: list[dict[str, object]], position: int | list[int]) -> s
     return f"leaf {position[0]}" if isinstance(position, list) else f"node {position}"
 
 
-def _check_row(row: Any, groups: list[dict[str, object]]) -> None:
+def _check_row(row: Row, groups: list[dict[str, object]]) -> None:
     """Raise ValueError for a repeated key or a negative position, and TypeError for a key that is not a string."""
     for name, group in zip(("entries", "members", "values"), groups, strict=True):
         if len(group) != len(row[name]):
@@ -178,7 +178,7 @@ def _check_row(row: Any, groups: list[dict[str, object]]) -> None:
             raise ValueError(f"a place in its {name} is negative")
 
 
-def _later(nodes: list[TensorCollection], ref: int, position: int) -> Any:
+def _later(nodes: list[TensorCollection], ref: int, position: int) -> TensorCollection:
     if not position < ref < len(nodes):
         raise ValueError(f"child {ref} of node {position}")
     return nodes[ref]

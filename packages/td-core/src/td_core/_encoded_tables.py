@@ -22,15 +22,13 @@ from ._collection import show_path
 from ._decoding import decode
 from ._inspection import Tree
 from ._keys import unravel_key_to_tuple
-from ._nodes import Encoded, sort_topologically
+from ._nodes import Encoded, Row, sort_topologically
 from ._value_codec import join, split
 from .errors import CodecError, FormatError, KeyPathError, MissingPluginError
 from .typing import NestedKey
 
 #: Version of the header.
 VERSION = 1
-
-Rows = list[dict[str, Any]]
 
 
 def dump_table(encoded: Encoded, places: Sequence[object]) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def prune_table(encoded: Encoded, root: int = 0) -> Encoded:
 class _Selection:
     """The selection of key paths in the rows of a table."""
 
-    def __init__(self, rows: Rows, paths: list[tuple[str, ...]]) -> None:
+    def __init__(self, rows: list[Row], paths: list[tuple[str, ...]]) -> None:
         self.rows = rows
         self.wanted = set(paths)
         self.found: set[tuple[str, ...]] = set()
@@ -134,9 +132,9 @@ class _Selection:
             for length in range(len(path) + 1):
                 self.ranks.setdefault(path[:length], rank)
 
-    def select_rows(self) -> Rows:
+    def select_rows(self) -> list[Row]:
         """Return the rows of the selected nodes, with references to rows of the result and to leaves of the table."""
-        result: Rows = []
+        result: list[Row] = []
         # A node can have several parents; its selection is the same under the same key path.
         known: dict[tuple[int, tuple[str, ...], bool], int] = {}
         todo: deque[tuple[int, tuple[str, ...], bool]] = deque()
@@ -166,7 +164,7 @@ class _Selection:
         return result
 
     def _select_children(
-        self, row: dict[str, Any], group: str, path: tuple[str, ...], whole: bool
+        self, row: Row, group: str, path: tuple[str, ...], whole: bool
     ) -> list[tuple[tuple[str, ...], str, object]]:
         """Return key path, key and reference of the children that are selected, or have selected ones below them."""
         hidden = group == "members" or has_leaf_kind(row)
@@ -178,11 +176,11 @@ class _Selection:
         return sorted(children, key=lambda child: self.ranks[child[0]])
 
 
-def _list_children(row: dict[str, Any]) -> list[int]:
+def _list_children(row: Row) -> list[int]:
     return [ref for _, ref in chain(row["entries"], row["members"]) if isinstance(ref, int)]
 
 
-def _renumber(encoded: Encoded, rows: Rows) -> Encoded:
+def _renumber(encoded: Encoded, rows: list[Row]) -> Encoded:
     """Return a table of these rows with only the leaves and values that they refer to."""
     leaves: dict[int, int] = {}
     values: dict[int, int] = {}
@@ -196,7 +194,7 @@ def _renumber(encoded: Encoded, rows: Rows) -> Encoded:
     return Encoded(rows, [encoded.leaves[i] for i in leaves], [encoded.values[i] for i in values])
 
 
-def has_leaf_kind(row: dict[str, Any]) -> bool:
+def has_leaf_kind(row: Row) -> bool:
     """Return True if a row is of a kind that users see as one leaf."""
     kind = kinds.find(row["kind"])
     return kind is not None and kind.is_leaf
@@ -218,7 +216,7 @@ def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: boo
         raise type(error)(f"{where}: {error}{hint}") from error
 
 
-def _without_undefined_classes(rows: Rows) -> Rows:
+def _without_undefined_classes(rows: list[Row]) -> list[Row]:
     """Return the rows with those of undefined tensorclasses replaced by what they hold; the list itself if there are none."""
     result = list(rows)
     undefined = False
@@ -245,7 +243,7 @@ def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, ob
     return trees[0]
 
 
-def _describe_node(row: dict[str, Any], pairs: list[object]) -> Tree:
+def _describe_node(row: Row, pairs: list[object]) -> Tree:
     size = row["meta"].get("batch_size")
     found = {
         name: pairs[ref][0] for name, ref in row["values"] if isinstance(pairs[ref], list) and pairs[ref]

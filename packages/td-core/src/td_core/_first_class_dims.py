@@ -62,7 +62,7 @@ def _unwrap(item: object) -> object:
     return item.held if type(item) is DimTensor else item
 
 
-def wrap(item: Any) -> Any:
+def wrap(item: object) -> Any:
     """Return the stand-in for a tensor with first-class dims, and any other object unchanged."""
     return DimTensor(item) if isinstance(item, _get_class()) else item
 

@@ -112,7 +112,7 @@ class LazyStackedTensorDict(LazyStackOps):
         return from_list(input, lazy=lazy, **kwargs)
 
     @classmethod
-    def _of(cls, members: Sequence[object], stack_dim: int) -> Any:
+    def _of(cls, members: Sequence[Core], stack_dim: int) -> Self:
         """Build a stack of members that are already checked."""
         stack = object.__new__(cls)
         stack._init(list(members), stack_dim)
@@ -186,7 +186,7 @@ class LazyStackedTensorDict(LazyStackOps):
     def batch_size(self, batch_size: BatchSize) -> None:
         size = as_batch_size(batch_size)
 
-        def check(members: Sequence[Any], dim: int, wanted: Sequence[int]) -> Iterator[Any]:
+        def check(members: Sequence[Core], dim: int, wanted: Sequence[int]) -> Iterator[tuple[object, ...]]:
             if len(wanted) <= dim or wanted[dim] != len(members):
                 raise BatchSizeError(
                     f"the batch size {list(size)} does not fit a stack of {len(members)} along dim {dim}: the stack "
@@ -380,7 +380,7 @@ class LazyStackedTensorDict(LazyStackOps):
             add_nested(member, key, part)
         return value
 
-    def _split_for_members(self, key: str, value: Child) -> list[tuple[Any, object]]:
+    def _split_for_members(self, key: str, value: Child) -> list[tuple[Core, Child]]:
         """Pair each member with its part of a value that will be stored."""
         check_unlocked(self, f"set {show_path((key,))}")
         check_keys(self, {key: None})
@@ -391,7 +391,7 @@ class LazyStackedTensorDict(LazyStackOps):
                 part._change_batch_size(member.batch_size)
         return shares
 
-    def _split_value(self, value: Any) -> list[tuple[Any, object]]:
+    def _split_value(self, value: Any) -> list[tuple[Core, Any]]:
         if not isinstance(value, (Tensor, Core)):
             return [(member, value) for member in self._members]
         if self._hook_in is not None:
@@ -553,7 +553,7 @@ class LazyStackedTensorDict(LazyStackOps):
         else:
             along = plan.along(self._stack_dim) if together else None
             if along is None or any(len(item._members) != len(self._members) for item in stacks):
-                dense: list[Any] = [
+                dense: list[Core] = [
                     item._stack_members() if isinstance(item, LazyStackedTensorDict) else item
                     for item in items
                 ]
@@ -562,7 +562,9 @@ class LazyStackedTensorDict(LazyStackOps):
         joined._empty_size = plan.resize_batch(self.batch_size)
         return joined
 
-    def _join_members(self, stacks: Sequence[Any], plan: Any, along: Along, path: tuple[str, ...]) -> Any:
+    def _join_members(
+        self, stacks: Sequence[LazyStackedTensorDict], plan: ShapePlan, along: Along, path: tuple[str, ...]
+    ) -> Self:
         """Join the members at each position of several lazy stacks; ``along`` is what the plan does to the stack dim."""
         _, inner, stack_dim = along
         columns = [list(column) for column in zip(*[item._members for item in stacks])]
@@ -663,7 +665,9 @@ def _as_members(items: Sequence[Any], device: DeviceType | None) -> list[Core]:
     return list(items) if device is None else [item.to(device) for item in items]
 
 
-def _parse_stack_dim(stack_dim: int, members: list[Any], size: Sequence[int]) -> tuple[int, Sequence[int]]:
+def _parse_stack_dim(
+    stack_dim: int, members: Sequence[Core], size: Sequence[int]
+) -> tuple[int, Sequence[int]]:
     """Return the stack dim counted from the front, and the expected batch size of the stack (empty if it is not given)."""
     # Without members, the size is that of the stack if it has a 0 at the stack dim, and else that of future members.
     is_of_members = bool(size) and not members and 0 not in size[stack_dim : stack_dim + 1 or None]
@@ -674,7 +678,7 @@ def _parse_stack_dim(stack_dim: int, members: list[Any], size: Sequence[int]) ->
     return dim, (*size[:dim], 0, *size[dim:]) if is_of_members else size
 
 
-def _check_member_sizes(members: list[Any], strict: bool) -> None:
+def _check_member_sizes(members: Sequence[Core], strict: bool) -> None:
     sizes = [member.batch_size for member in members]
     for i, size in enumerate(sizes):
         if len(size) != len(sizes[0]) or (strict and size != sizes[0]):

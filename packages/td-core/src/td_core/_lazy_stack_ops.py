@@ -42,7 +42,7 @@ class LazyStackOps(TensorDictBase):
 
     def _init(
         self,
-        members: list[Any],
+        members: list[Core],
         stack_dim: int,
         name: str | None = None,
         hook_in: Callable[[object], object] | None = None,
@@ -57,7 +57,7 @@ class LazyStackOps(TensorDictBase):
         self._locked = False
         self._lock_parents = self._backends = self._undo = None
 
-    def _with_members(self, members: Sequence[Any], stack_dim: int | None = None) -> Self:
+    def _with_members(self, members: Sequence[Core], stack_dim: int | None = None) -> Self:
         """Build a stack of other members, with the dim name and hooks of this one."""
         stack = object.__new__(type(self))
         dim = self._stack_dim if stack_dim is None else stack_dim
@@ -111,8 +111,8 @@ class LazyStackOps(TensorDictBase):
             member._plan_writes(writes, index, part, dims)
 
     def _split_update(
-        self, plan: Update, source: Any, wanted: object, path: tuple[str, ...]
-    ) -> list[tuple[Core, Any]] | None:
+        self, plan: Update, source: Core, wanted: object, path: tuple[str, ...]
+    ) -> list[tuple[Core, object]] | None:
         members, dim, size = self._members, self._stack_dim, source.batch_size
         # A source without the stack dim is read as a mapping: its leaves may have that dim.
         if not members or self._hook_in is not None or not (plan.resize or len(size) > dim):

@@ -33,6 +33,9 @@ from .typing import NestedKey
 if TYPE_CHECKING:
     from ._inspection import Tree
 
+#: One row of the table of an encoded tree, described in :class:`Encoded`; JSON can store it.
+Row = dict[str, Any]
+
 __all__ = [
     "KINDS", "Encoded", "NodeKind", "NodeKinds", "encode", "sort_topologically",
 ]  # fmt: skip
@@ -248,7 +251,7 @@ def _check_kind(kind: NodeKind) -> None:
 KINDS = NodeKinds()
 
 #: Function from a node, its record and the row of its parent to the record that a format stores, or to None.
-Convert = Callable[[Any, Record, dict[str, Any]], "Record | None"]
+Convert = Callable[[Any, Record, Row], "Record | None"]
 
 
 class _ReducedClass:
@@ -282,7 +285,7 @@ class Encoded:
     ([[['a', [0]], ['n', 1]], [['b', [1]]]], 2)
     """
 
-    nodes: list[dict[str, Any]]
+    nodes: list[Row]
     leaves: list[Any]
     values: list[Any]
     classes: Mapping[int, type] = field(default_factory=dict)
@@ -429,11 +432,11 @@ def encode(
     Raises:
         PluginError: a node has no registered kind, or its ``flatten`` does not return a :class:`Record`.
     """
-    nodes: list[dict[str, Any]] = [{}]
+    nodes: list[Row] = [{}]
     leaves: list[Tensor] = []
     values: list[object] = []
     classes: dict[int, type] = {}
-    todo: list[tuple[int, dict[str, Any]]] = [(0, {})]
+    todo: list[tuple[int, Row]] = [(0, {})]
     known: dict[int, int] = {}
     attributes: dict[int, dict[str, Any]] = {}
     objects: list[Core] = [tree]  # keeps the nodes alive, so that their ids stay unique
@@ -499,7 +502,7 @@ def _put_parents_first(encoded: Encoded) -> None:
 
 
 def _flatten(
-    node: Core, kind: NodeKind, format_name: str, convert: Convert | None, above: dict[str, object]
+    node: Core, kind: NodeKind, format_name: str, convert: Convert | None, above: Row
 ) -> tuple[str, Record]:
     """Flatten a node with the layout of a format, or without one; return the name of the layout and the record."""
     if format_name not in kind.layouts:
@@ -511,7 +514,7 @@ def _flatten(
     return ("", kind.flatten(node)) if converted is None else (format_name, converted)
 
 
-def sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
+def sort_topologically(rows: list[Row]) -> list[int]:
     """Return an order in which parents precede children, and update the references in the rows to that order."""
     below = [
         [ref for group in ("entries", "members") for _, ref in row[group] if isinstance(ref, int)]
@@ -589,7 +592,7 @@ def _is_in_its_module(cls: type) -> bool:
         return False
 
 
-def get_key_path(rows: list[dict[str, Any]], position: int | list[int]) -> tuple[str, ...]:
+def get_key_path(rows: list[Row], position: int | list[int]) -> tuple[str, ...]:
     """Return the key path of a node, or of a leaf if ``position`` is a list, in the rows of an encoded tree."""
     path: tuple[str, ...] = ()
     while position:

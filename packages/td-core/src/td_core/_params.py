@@ -100,7 +100,7 @@ class _Slots(MutableMapping[str, Any]):
 def _find_slot(root: Core, name: str) -> tuple[Core, str]:
     """Return the node and key of the leaf with a dotted name; keys may contain dots."""
 
-    def below(item: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+    def below(item: tuple[Core, str]) -> Iterator[tuple[Any, str]]:
         node, rest = item
         for dot in (i for i, letter in enumerate(rest) if letter == "."):
             if isinstance(inner := node._children().get(rest[:dot]), Core):

@@ -226,7 +226,7 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
     parts: list[_Line] = []
     groups = [_Line(f"{type(root).__name__}({', '.join([*names, 'fields='])}", parts)]
     everything = groups.copy()
-    todo: list[tuple[list[_Line], Any, list[PrintedLeaf]]] = [(parts, root, fields)]
+    todo: list[tuple[list[_Line], Core, list[PrintedLeaf]]] = [(parts, root, fields)]
     if stack is not None and stack.exclusive:
         members: list[_Line] = []
         groups.append(_Line(", exclusive_fields=", members))
@@ -426,7 +426,7 @@ _MUTED = 'style="opacity:0.7"'
 _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
-def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[object]:
+def _html(field: PrintedLeaf | None, node: Any, parent: Core) -> list[object]:
     """Return the HTML pieces of a node; ``field`` is its entry in the parent, None for the root."""
     options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)

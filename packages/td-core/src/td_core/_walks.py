@@ -146,7 +146,7 @@ def map_levels(
     top: dict[Any, Any] = {}
     node: TensorCollection = root
     entries = top
-    levels: list[tuple[Any, dict[Any, Any], dict[Any, Any], Any, Any]] = []
+    levels: list[tuple[TensorCollection, dict[Any, Any], dict[Any, Any], Any, Any]] = []
     done = 0
     # Count by hand: torch.compile of torch 2.9 does not iterate over items that are appended in the loop.
     while True:

@@ -200,7 +200,7 @@ def gather_and_stack(self, dst, group):
     return self
 
 
-def _write_stacked(target: Any, items: list[TensorCollection]) -> None:
+def _write_stacked(target: TensorCollection, items: list[TensorCollection]) -> None:
     """Write the stack of collections into another one, whose first dim has their number."""
     if not target.batch_dims:
         for key, leaf in target.items(True, True):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core
+from .._collection import Core, CoreT
 from .._ragged import get_display_shape
 from .._walks import has_entries
 from ..errors import BatchSizeError
 
 
-def fit_batch_size(value: Any, batch_size: torch.Size, path: tuple[str, ...]) -> Any:
+def fit_batch_size(value: CoreT, batch_size: torch.Size, path: tuple[str, ...]) -> CoreT:
     """Give a value node a batch size that starts with ``batch_size``; a node that has one is returned unchanged.
 
     Raise BatchSizeError, with the key path ``path``, if the node holds one value per element of another batch size.
@@ -35,7 +35,7 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
         return
     kept = batch_dims if keep_compliant_size else None
     # Compute sizes from the deepest node up and set them from the root down: the size of a child must start with its parent's.
-    levels: list[tuple[Any, int]] = [(root, -1)]
+    levels: list[tuple[Core, int]] = [(root, -1)]
     for position, (node, _) in enumerate(levels):
         levels.extend(
             (child, position)
@@ -51,7 +51,7 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
         node._set_batch_size(torch.Size(sizes[position]))
 
 
-def _infer_from_leaves(levels: list[tuple[Any, int]], batch_dims: int | None, kept: int | None) -> list[Any]:
+def _infer_from_leaves(levels: list[tuple[Core, int]], batch_dims: int | None, kept: int | None) -> list[Any]:
     """Return the leading dims that the entries of each node share, or None; ``levels`` has the position of each parent."""
     shapes: list[list[tuple[int, ...]]] = [[] for _ in levels]
     sizes: list[Any] = [None] * len(levels)

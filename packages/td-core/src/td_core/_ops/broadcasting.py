@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core, align_dims, has_lazy_stack
+from .._collection import Core, CoreT, align_dims, has_lazy_stack
 from .._dtypes import cast_for_promotion
 from .._foreach import PLAIN, expand_operands
 from .._plan_steps import Shape
@@ -21,7 +21,7 @@ from .._ragged import get_display_shape
 from .._walks import has_entries, visit, walk, zip_walk
 
 
-def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
+def expand_to_match(item: CoreT, beside: Core, size: tuple[int, ...]) -> CoreT:
     """Expand ``item`` to ``size``, the common batch size of ``item`` and ``beside`` after broadcasting.
 
     A leaf with as many dims as its operand in ``beside`` already has all batch dims, so no dims are inserted.
@@ -32,7 +32,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
     more = len(beside.batch_size) != len(item.batch_size)
     even = not has_lazy_stack(item)
 
-    def fit(left: Any, right: Any, level: Any) -> Iterator[tuple[object, object, object]]:
+    def fit(left: Any, right: Core, level: Core) -> Iterator[tuple[object, object, object]]:
         if not even and left.batch_size:
             return  # only leaves without dims are cast then, and a node with batch dims has none
         if even and more and left.batch_dims > item.batch_dims and _has_batch_dims(left, right, size):
@@ -55,7 +55,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
     return result
 
 
-def _fit_leaf(leaf: Tensor, right: Any, key: str, level: Any, even: bool) -> Tensor | None:
+def _fit_leaf(leaf: Tensor, right: Core, key: str, level: Any, even: bool) -> Tensor | None:
     """Return what replaces an expanded leaf beside its operand in ``right``; None if it stays."""
     # A 0-dim leaf has a lower priority in type promotion than its expanded copy, so cast it first.
     if not leaf.ndim:
@@ -68,7 +68,7 @@ def _fit_leaf(leaf: Tensor, right: Any, key: str, level: Any, even: bool) -> Ten
     return _expand_lead(leaf, level.batch_size) if fits else None
 
 
-def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
+def _has_batch_dims(level: Core, beside: Core, size: Shape) -> bool:
     """Return True if all leading dims broadcast to ``size``, and a leaf broadcasts with its operand without new dims."""
     result = False
     for left, right in zip_walk(level, beside):
@@ -89,7 +89,7 @@ def _get_shape(level: Any, key: str) -> Shape:
     return shape
 
 
-def _restore_entries(level: Core, expanded: Any, size: Shape) -> None:
+def _restore_entries(level: Core, expanded: Core, size: Shape) -> None:
     """Replace the entries of an expanded copy by the original ones, expanded only along batch dims of size one."""
     for left, copy in zip_walk(level, expanded):
         copy._set_batch_size(torch.Size((*size, *left.batch_size[len(size) :])))
@@ -105,8 +105,8 @@ def _expand_lead(leaf: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def align_pairs(
-    node: Core, other: Core, leaves: list[Tensor], operand: list[Any], ndim: int
-) -> tuple[list[Tensor], list[Any]]:
+    node: Core, other: Core, leaves: list[Tensor], operand: list[Tensor], ndim: int
+) -> tuple[list[Tensor], list[Tensor]]:
     """Insert dims of size one so that paired leaves have equally many dims and their feature dims broadcast."""
     if [leaf.ndim for leaf in leaves] == [value.ndim for value in operand]:
         return leaves, operand
@@ -121,13 +121,13 @@ def align_pairs(
     return left, right
 
 
-def align_collections(node: Core, other: object) -> tuple[Any, object]:
+def align_collections(node: CoreT, other: Core) -> tuple[CoreT, Core]:
     """Align the leaves of two collections with equal keys and batch sizes, so that their feature dims broadcast."""
     ndim = len(node.batch_size)
     return _align_leaves(node, other, ndim), _align_leaves(other, node, ndim)
 
 
-def _align_leaves(item: Any, beside: Any, ndim: int) -> object:
+def _align_leaves(item: CoreT, beside: Core, ndim: int) -> CoreT:
     leaves: list[Tensor] = []
     others: list[Tensor] = []
     levels = item._flatten_leaves(leaves)

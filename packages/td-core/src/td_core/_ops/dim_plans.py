@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -70,7 +70,7 @@ def flatten_features(leaf: Tensor, n: int) -> Tensor:
 
 
 def make_call(
-    name: str, keepdim: bool, options: dict[str, object]
+    name: str, keepdim: bool, options: Mapping[str, object]
 ) -> Callable[[tuple[int, ...] | None], Leaf]:
     """Return a function ``make(dims)`` that builds the leaf function of a tensor method that accepts several dims."""
 

@@ -11,6 +11,7 @@ from .._coerce import build_nested, coerce
 from .._collection import (
     Child,
     Core,
+    CoreT,
     add_nested,
     check_cycle,
     get_entry,
@@ -461,7 +462,7 @@ def parse_get_options(args: tuple[object, ...], kwargs: dict[str, object]) -> tu
     return default, {} if forms and not any(kwargs[form] for form in forms) else kwargs
 
 
-def _iter_rows(node: Any, count: int) -> Iterator[Any]:
+def _iter_rows(node: CoreT, count: int) -> Iterator[CoreT]:
     """Yield the slices along the first batch dim, created in groups of up to ``_TOGETHER``."""
     # torch cannot slice a sparse leaf, but it can unbind it.
     if count <= _TOGETHER or any(leaf.layout is not strided for leaf in node._leaves()):
@@ -492,7 +493,7 @@ def _set_rows(
     """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
     rows = pair_rows(node, value)
 
-    def check(member: TensorCollection, row: object) -> Iterator[Any]:
+    def check(member: TensorCollection, row: object) -> Iterator[tuple[object, ...]]:
         check_unlocked(member, f"set {show_path(prefix + path)}")
         nested = pair_rows(member, row)
         if nested is None:

@@ -68,7 +68,7 @@ def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = Fals
 
 def _fill_requested(
     node: Core, target: dict[str, Child], state: tuple[KeyTree, bool, Position]
-) -> Iterator[Any]:
+) -> Iterator[tuple[str, Core, tuple[KeyTree, bool, Position]]]:
     wanted, strict, position = state
     children = node._children()
     for key, below in wanted.items():

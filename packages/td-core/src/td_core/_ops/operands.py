@@ -85,8 +85,8 @@ def combine(
 
 
 def _pair_with_tensor(
-    node: Any, name: str, other: Tensor | np.ndarray[Any, Any], leaves: list[Tensor]
-) -> tuple[Any, list[Tensor], Walked]:
+    node: CoreT, name: str, other: object, leaves: list[Tensor]
+) -> tuple[CoreT, list[Tensor], Walked]:
     """Append the leaves to ``leaves``. Return the node, expanded to the result, one operand per leaf, and the treedef."""
     tensor = other if isinstance(other, Tensor) else _move_beside(node, other)
     node = _expand_for_tensor(node, name, tensor)
@@ -97,7 +97,9 @@ def _pair_with_tensor(
     return node, operand if operand or not leaves else _beside_each(node, tensor, leaves, levels), levels
 
 
-def _align(node: Any, name: str, other: Any, default: object) -> tuple[Any, object, tuple[int, ...] | None]:
+def _align(
+    node: CoreT, name: str, other: Core, default: object
+) -> tuple[CoreT, Core, tuple[int, ...] | None]:
     """Give two collections the same keys, and the same batch size, which is returned; None if it was the same already."""
     if default is not None:
         fill = _make_filler(default)
@@ -130,7 +132,7 @@ def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:
     return node
 
 
-def operand_inplace(node: Any, name: str, other: Operand) -> Any:
+def operand_inplace(node: Core, name: str, other: Operand) -> Any:
     """Convert an operand to a number or to one tensor per leaf. Raise if it does not broadcast to the batch size."""
     if isinstance(other, np.generic):
         return other.item()
@@ -165,7 +167,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
     return operand
 
 
-def _beside_each(node: Any, scalar: Tensor, leaves: list[Tensor], levels: Walked) -> list[Tensor]:
+def _beside_each(node: Core, scalar: Tensor, leaves: list[Tensor], levels: Walked) -> list[Tensor]:
     """Convert a 0-d tensor to one operand per leaf."""
     if type(levels) is dict or type(levels) is list:
         return [scalar] * len(leaves)
@@ -183,7 +185,7 @@ def operand_leaves(node: Core, other: Core, leaves: list[Tensor]) -> list[Tensor
     return clone_overlapping(leaves, operand) if foreign else operand
 
 
-def write_result(out: object, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
+def write_result(out: object, batch_size: torch.Size, result: object, *, inplace: bool = True) -> Any:
     """Write a result into ``out`` and return ``out``: into its entries if ``inplace`` or if it is locked, else replace them."""
     if not isinstance(out, Core):
         raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")
@@ -201,7 +203,7 @@ def check_operand(result: CoreT, name: str, other: object) -> CoreT:
     return result
 
 
-def _move_beside(node: Any, array: np.ndarray[Any, Any]) -> Tensor:
+def _move_beside(node: Core, array: object) -> Tensor:
     """Convert an array to a tensor on the device of a collection, not on torch's default device."""
     device = node.device
     if device is None:
@@ -290,7 +292,7 @@ def _make_filler(default: object) -> Callable[[Tensor], Tensor] | None:
 
 
 def reorder_like(
-    node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool = False
+    node: Core, ref: Core, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool = False
 ) -> Any:
     """Copy ``node``, with ``fill(entry)`` for each entry that only ``ref`` has; without ``fill``, keep the common entries.
 
@@ -307,8 +309,8 @@ def reorder_like(
     )
 
 
-def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool) -> Any:
-    def fill_level(own: Core, out: dict[str, object], given_node: Any) -> Iterator[Any]:
+def _reorder_level(node: Core, ref: Core, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool) -> Any:
+    def fill_level(own: Core, out: dict[str, object], given_node: Core) -> Iterator[tuple[str, Core, object]]:
         a, b = own._children(), given_node._children()
         for key in list(a):
             child, other = a[key], b.get(key)
@@ -331,7 +333,7 @@ def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None,
     return map_levels(node, fill_level, ref)
 
 
-def convert_values(node: Any, ref: Any) -> Any:
+def convert_values(node: Core, ref: Core) -> Any:
     """Copy ``node`` with a tensor in place of each value beside which ``ref`` has a tensor: NaN for one that is not a number."""
     if node.batch_size != ref.batch_size:
         return _convert_level(node, ref)
@@ -340,8 +342,8 @@ def convert_values(node: Any, ref: Any) -> Any:
     )
 
 
-def _convert_level(node: Any, ref: Any) -> Any:
-    def fill_level(own: Core, out: dict[str, object], given: Any) -> Iterator[Any]:
+def _convert_level(node: Core, ref: Core) -> Any:
+    def fill_level(own: Core, out: dict[str, object], given: Core) -> Iterator[tuple[str, Core, Core]]:
         for key, child in dict(own._children()).items():
             other = given._children().get(key)
             if isinstance(other, Tensor) and not isinstance(child, Tensor) and not has_entries(child):
@@ -356,7 +358,7 @@ def _convert_level(node: Any, ref: Any) -> Any:
     return map_levels(node, fill_level, ref)
 
 
-def _value_as_tensor(value: Any, beside: Tensor) -> Tensor:
+def _value_as_tensor(value: Core, beside: Tensor) -> Tensor:
     """Convert the values of a node to a tensor that broadcasts against a leaf of the same batch size."""
     size = value.batch_size
     try:
@@ -367,7 +369,7 @@ def _value_as_tensor(value: Any, beside: Tensor) -> Tensor:
 
 
 def compare_values(
-    result: Any, first: Any, second: Any, single: Callable[..., Any], same_keys: bool = True
+    result: Core, first: Core, second: Core, single: Callable[..., object], same_keys: bool = True
 ) -> object:
     """Compare the value nodes of two collections, and add the bools to ``result``, which holds those of the leaves.
 

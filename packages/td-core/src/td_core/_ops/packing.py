@@ -85,7 +85,7 @@ class PackLayout:
             part.unflatten(-1, shape) if shape else part.squeeze(-1)
             for part, shape in zip(packed.split_with_sizes(sizes, -1), self.shapes, strict=True)
         ]
-        nodes: dict[tuple[str, ...], Any] = {(): make_dense({}, batch_size, self.device)}
+        nodes: dict[tuple[str, ...], Core] = {(): make_dense({}, batch_size, self.device)}
         for key, tail, _ in self.nested:
             path = unravel_key_to_tuple(key)
             nodes[path] = make_dense({}, torch.Size((*batch_size, *tail)), self.device)
@@ -254,7 +254,9 @@ def stack_padded(
     ``pad`` takes a key path, the leaves, and the number of batch dims; ``pad_values`` takes value nodes.
     """
 
-    def fill(nodes: list[Any], out: dict[str, Child], prefix: tuple[str, ...]) -> Iterator[Any]:
+    def fill(
+        nodes: list[Any], out: dict[str, Child], prefix: tuple[str, ...]
+    ) -> Iterator[tuple[str, object, tuple[str, ...]]]:
         columns = [node._children() for node in nodes]
         for key in columns[0]:
             if not all(key in column for column in columns):
@@ -269,7 +271,7 @@ def stack_padded(
             else:
                 out[key] = pad_values(entries)
 
-    def make(nodes: list[Any], out: dict[str, Child]) -> Any:
+    def make(nodes: list[Core], out: dict[str, Child]) -> Core:
         size = get_largest_size(nodes)
         batch_size = torch.Size((*size[:dim], len(nodes), *size[dim:]))
         return nodes[0]._with_children(out, batch_size=batch_size, names=None)

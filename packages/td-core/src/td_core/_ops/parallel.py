@@ -162,7 +162,7 @@ def _count_workers(num_workers: int | None, pool: object) -> int:
     return num_workers
 
 
-def _get_generator_device(generator: torch.Generator | None) -> Any:
+def _get_generator_device(generator: torch.Generator | None) -> torch.device | str:
     """Return the device of a generator, or "cpu" for None instead of torch's default device."""
     return "cpu" if generator is None else generator.device
 

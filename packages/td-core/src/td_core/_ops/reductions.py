@@ -7,7 +7,7 @@ becomes []. A dim, a name or a tuple of these reduces batch dims. ``"feature"`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -114,7 +114,7 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
         place = _parse_dim(self, name, dim)
         joined = methodcaller(name, place, keepdim)(_concat_elements(self, name, place)) if reduce else None
 
-        def make(dims: Any) -> Callable[[Tensor], Any]:
+        def make(dims: Any) -> Callable[[Tensor], object]:
             return methodcaller(name, dims[0], keepdim)
 
         return _reduce_pair(
@@ -220,7 +220,7 @@ def _reduce(
     keepdim: bool | NoDefault,
     reduce: bool | None,
     key_transform: KeyTransform | None,
-    options: dict[str, Any],
+    options: Mapping[str, object],
 ) -> object:
     keep = keepdim is True
     if dim == "feature":
@@ -286,7 +286,7 @@ def _wrap_pair(pair: Any, result_type: Any) -> object:
     return pair[0] if result_type is None else result_type(tuple(pair))
 
 
-def _reduce_features(node: Core, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
+def _reduce_features(node: Core, call: Callable[[Tensor], Any], count: int | None = None) -> list[Core]:
     """Apply ``call`` to each leaf's flattened feature dims; return ``count`` collections of its results (None: a single one)."""
     results = [
         node._map(identity) for _ in range(count or 1)
@@ -363,7 +363,7 @@ def _with_keys(result: Core, key_transform: KeyTransform) -> Any:
     """Rename every key, nested ones too, with ``key_transform``. Return plain collections."""
     renamed = make_dense({}, result.batch_size, result.device, result._names)
 
-    def rename(source: Core, target: Any) -> Iterator[tuple[Any, Any]]:
+    def rename(source: Core, target: TensorCollection) -> Iterator[tuple[object, object]]:
         for key, child in dict(source._children()).items():
             level = child
             if has_entries(child):

@@ -16,7 +16,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 from torch import Tensor
@@ -56,13 +56,16 @@ FORMAT = "state_dict/2"
 _META = {"batch_size", "device"}
 _SENTINELS = ("__batch_size", "__device")
 
+#: An entry of a parsed state dict.
+Entry = Union[Tensor, "_Level"]
+
 
 @dataclass(slots=True)
 class _Level:
     """One node of a parsed state dict: its metadata, and its entries (tensors or nodes)."""
 
     meta: dict[str, Any] = field(default_factory=dict)
-    entries: dict[str, Any] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
 
 
 class StateDictMixin(Core):
@@ -188,7 +191,7 @@ def _is_described(node: Core, meta: dict[str, object] | None) -> bool:
     )
 
 
-def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
+def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]:
     """Write the metadata of a node, and return an iterator over its entries."""
     meta: dict[str, object] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
@@ -207,7 +210,7 @@ def _record(node: Core) -> Record | None:
     return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or node._is_value else None
 
 
-def _entries(node: Core) -> Mapping[str, Any]:
+def _entries(node: Core) -> Mapping[str, Child]:
     """Return the entries of a node in a state dict."""
     record = _record(node)
     return dict(node._children()) if record is None else record.entries
@@ -254,7 +257,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
     # Keys of the target may contain dots, so match its dotted names before splitting a name at dots.
     known: dict[str, tuple[str, ...]] = {}
 
-    def collect(node: Core, path: tuple[str, ...]) -> Iterator[tuple[Core, tuple[str, ...]]]:
+    def collect(node: Core, path: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
         known.setdefault(".".join(path), path)
         for key, child in _entries(node).items():
             if isinstance(unwrap_entry(child), Tensor):
@@ -280,7 +283,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
     return root
 
 
-def _is_sentinel(key: str, value: Any) -> bool:
+def _is_sentinel(key: str, value: object) -> bool:
     """Return True if an item is a batch size or device of the legacy layout, not an entry of that name."""
     return key in _SENTINELS and not isinstance(value, (Tensor, Mapping))
 
@@ -294,7 +297,7 @@ def _descend(level: _Level, path: tuple[str, ...], name: str) -> _Level:
     return level
 
 
-def _check_tensor(value: Any, path: tuple[str, ...]) -> Tensor:
+def _check_tensor(value: object, path: tuple[str, ...]) -> Tensor:
     if not isinstance(value, Tensor):
         raise FormatError(f"{show_path(path)} of the state dict is a {type(value).__name__}, not a tensor")
     return value
@@ -333,7 +336,7 @@ class _Load:
 
     def _read_level(
         self, node: Core, level: _Level, path: tuple[str, ...], grows: bool
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Iterator[tuple[object, ...]]:
         """Check the entries of one node, and yield the nodes below."""
         grows = grows and node._schema.can_grow
         self.levels.append((node, level.meta))
@@ -368,7 +371,7 @@ class _Load:
             self.wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
 
     def _check_batch_sizes(
-        self, node: Core, level: _Level, entries: Mapping[str, Any], path: tuple[str, ...], grows: bool
+        self, node: Core, level: _Level, entries: Mapping[str, Child], path: tuple[str, ...], grows: bool
     ) -> None:
         """Check the leaves and new entries against the batch size that the node will have."""
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
@@ -398,12 +401,12 @@ class _Load:
             check_writable(held, path, provided)
             self.writes.copy(held, provided, path)
 
-    def _read_value(self, node: Core, key: str, level: _Level) -> None:
+    def _read_value(self, node: Core, key: str, level: Any) -> None:
         if "_non_tensor" in level.meta:
             self._add(node, key, level)
 
     def _read_new_entries(
-        self, node: Core, level: _Level, entries: Mapping[str, Any], path: tuple[str, ...], grows: bool
+        self, node: Core, level: _Level, entries: Mapping[str, Child], path: tuple[str, ...], grows: bool
     ) -> None:
         """Add the entries of the state dict that are not entries of the node: values of its record, and new ones."""
         if grows and not self.strict:
@@ -420,7 +423,7 @@ class _Load:
                 if grows if names else not (self.strict or node._locked):
                     self._add(node, key, provided)
 
-    def _add(self, node: Core, key: str, value: Any) -> None:
+    def _add(self, node: Core, key: str, value: Entry | tuple[object]) -> None:
         """Add the write of a value, or of a new entry."""
         add = self.writes.put_with if key in node._children() else self.writes.change
         add(_apply, node, key, self.assign, value)
@@ -431,7 +434,7 @@ def _get_node_values(node: Core, level: _Level) -> Mapping[str, object]:
     return _get_values(level) if has_entries(node) else {}
 
 
-def _find_difference(child: object, provided: Any) -> str | None:
+def _find_difference(child: Child, provided: Entry) -> str | None:
     """Return how the kinds of an entry in the collection and in the state dict differ; None if they agree."""
     if isinstance(child, Tensor) or isinstance(provided, Tensor):
         return "a leaf on one side and a level on the other"
@@ -445,11 +448,11 @@ def _resize(node: Core, size: torch.Size) -> None:
         node._change_batch_size(size)
 
 
-def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
+def _find_mismatch(entry: object, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
     """Return an error message per leaf or node of an entry whose leading dims are not the batch size."""
     wrong: list[str] = []
 
-    def check(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+    def check(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
         if isinstance(entry, Tensor):
             if type(entry) not in WRAPPED and tuple(get_lead(entry, len(size))) != size:
                 shape = tuple(get_display_shape(entry))
@@ -464,7 +467,7 @@ def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> 
     return wrong
 
 
-def _get_values(provided: Any) -> Mapping[str, object]:
+def _get_values(provided: object) -> Mapping[str, object]:
     """Return the non-tensor values in the metadata of a parsed node."""
     return (provided.meta.get("_non_tensor") or {}) if isinstance(provided, _Level) else {}
 
@@ -476,7 +479,7 @@ def _find_leaf(node: Core, key: str) -> Tensor | None:
     return result if isinstance(result, Tensor) else None
 
 
-def _apply(node: Core, key: str, assign: bool, value: Any) -> None:
+def _apply(node: Core, key: str, assign: bool, value: Entry | tuple[object]) -> None:
     """Store an entry of the state dict: a value (in a tuple), a level, or a leaf."""
     held = node._children().get(key)
     if isinstance(value, tuple):
@@ -489,14 +492,14 @@ def _apply(node: Core, key: str, assign: bool, value: Any) -> None:
         node._set_child(key, _new_leaf(value, node, assign))
 
 
-def _apply_value(node: Any, key: str, held: object, value: Any, assign: bool) -> None:
+def _apply_value(node: Any, key: str, held: object, value: object, assign: bool) -> None:
     if held is not None and (node._locked or _is_kept(held)):
         node.set_(key, _make_value(value, node, held, assign))
     elif held is not None or value is not None:
         node._set_path((key,), None if value is None else _make_value(value, node, held, assign))
 
 
-def _apply_level(node: Core, key: str, held: Any, level: _Level, assign: bool) -> None:
+def _apply_level(node: Core, key: str, held: Child | None, level: _Level, assign: bool) -> None:
     built = _build_value(held, level, assign, node)
     if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
         built._set_names(held._names)  # a state dict does not contain dim names
@@ -508,7 +511,7 @@ def _apply_level(node: Core, key: str, held: Any, level: _Level, assign: bool) -
         node._set_child(key, node._schema.adopt(key, built))
 
 
-def _is_kept(held: Any) -> bool:
+def _is_kept(held: object) -> bool:
     """Return True if an entry's values are also stored in files, which an in-place write updates."""
     return isinstance(held, Core) and held._keeper is not None
 
@@ -520,7 +523,7 @@ def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:
     return coerce(value, size, node.device, ())
 
 
-def _make_value(value: Any, node: Core, held: object, assign: bool) -> Any:
+def _make_value(value: object, node: Core, held: object, assign: bool) -> Any:
     """Wrap a value in a value node, since a bare number or list would be converted to a tensor."""
     level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
     if _find_kind(level) is None:
@@ -528,7 +531,7 @@ def _make_value(value: Any, node: Core, held: object, assign: bool) -> Any:
     return _build_value(held, level, assign, node)
 
 
-def _copy_value(value: Any) -> object:
+def _copy_value(value: object) -> object:
     """Copy a value deeply; return the value itself if it cannot be copied, such as a lock or an open file."""
     try:
         return copy.deepcopy(value)
@@ -559,12 +562,12 @@ def _build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> 
             if isinstance(value, _Level)
             else _new_leaf(value, node, assign),
         )
-    for name, value in _get_values(level).items():
-        _apply(node, name, assign, (value,))
+    for name, plain in _get_values(level).items():
+        _apply(node, name, assign, (plain,))
     return node
 
 
-def _find_kind(level: _Level) -> NodeKind | None:
+def _find_kind(level: Any) -> NodeKind | None:
     """Return the value kind that a parsed node names, or None if it has entries or an unknown kind."""
     name = str(level.meta.get("_type")).partition("[")[0]
     kind = KINDS.find_by_name(FORMAT, name) if "_non_tensor" in level.meta else None

@@ -349,7 +349,7 @@ class StructureMixin(UpdateMixin):
         return result
 
 
-def _rebuild(node: Any, fill: Callable[..., dict[str, Any]], *args: Any) -> Any:
+def _rebuild(node: Core, fill: Callable[..., dict[str, Child]], *args: object) -> Any:
     """Return a node with the entries ``fill(node, *args)``; for a lazy stack, a stack of such members."""
     if type(node._children()) is dict:
         return node._with_children(fill(node, *args))
@@ -371,7 +371,7 @@ def _take_keys(source: Any, keys: Any, default: object, strict: bool) -> tuple[o
     return part.rename_keys(keys, strict=False) if isinstance(keys, Mapping) else part, tree
 
 
-def _select_flat(keys: Sequence[NestedKey], node: Any) -> object:
+def _select_flat(keys: Sequence[Any], node: Core) -> object:
     children = node._children()
     return node._with_children({key: children[key] for key in keys})
 
@@ -402,7 +402,7 @@ def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...], safe: b
     parent._del_child(old[-1])
 
 
-def _rename_all(node: Any, mapping: Mapping[NestedKey, NestedKey], strict: bool) -> object:
+def _rename_all(node: Core, mapping: Mapping[NestedKey, NestedKey], strict: bool) -> object:
     """Copy a node with renamed keys, see ``rename_keys``."""
     moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
     entries = {}
@@ -427,7 +427,9 @@ def _copy_without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
     return root._with_children({}) if made is None else made
 
 
-def _fill_rest(node: Core, target: dict[str, Child], unwanted: KeyTree) -> Iterator[Any]:
+def _fill_rest(
+    node: Core, target: dict[str, Child], unwanted: KeyTree
+) -> Iterator[tuple[str, Core, KeyTree]]:
     target.update(node._children())
     for key, below in unwanted.items():
         child = target.get(key)
@@ -505,7 +507,7 @@ def _is_empty_node(node: Core) -> bool:
     return not any(holder._children() for holder in list_holders(node))
 
 
-def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, values: bool = True) -> Any:
+def _make_empty(root: Core, recurse: bool, batch_size: torch.Size | None = None, values: bool = True) -> Any:
     """Copy a collection without leaves; ``recurse`` keeps nested nodes, ``values`` also value nodes in them."""
     if batch_size is None:
         return root._map_members(
@@ -513,7 +515,7 @@ def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, 
         )
     if has_entries(root):
         names = resize_names(root._names, len(batch_size))
-        result = root._with_children({}, batch_size=batch_size, names=names)
+        result: Core = root._with_children({}, batch_size=batch_size, names=names)
     else:
         result = root._with_children({})
         result._change_batch_size(batch_size)
@@ -521,15 +523,17 @@ def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, 
 
 
 def _fill_empty(
-    result: Any, node: Core, recurse: bool, batch_size: torch.Size | None, values: bool
+    result: Core, node: Core, recurse: bool, batch_size: torch.Size | None, values: bool
 ) -> object:
     for key, child in _empty_entries(node, batch_size, values).items() if recurse else ():
         result._set_child(key, child)
     return result
 
 
-def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> dict[str, Child]:
-    def fill(node: Core, children: dict[str, Child], position: Position) -> Iterator[Any]:
+def _empty_entries(root: Core, batch_size: torch.Size | None, values: bool) -> dict[str, Child]:
+    def fill(
+        node: Core, children: dict[str, Child], position: Position
+    ) -> Iterator[tuple[str, Core, Position]]:
         for key in list(node._children()):
             child = node._peek_child(key)
             if has_entries(child):
@@ -540,7 +544,7 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
                     held._shallow_copy(), batch_size or torch.Size(), get_path(position, key)
                 )
 
-    def make(node: Core, children: dict[str, Child]) -> Any:
+    def make(node: Core, children: dict[str, Child]) -> object:
         if node is root:
             return children
         size = node.batch_size
@@ -580,27 +584,27 @@ def _refill(node: Core, entries: dict[str, Child]) -> None:
     node._set_children(entries)
 
 
-def _write_back(owner: Any, result: object) -> None:
+def _write_back(owner: Core, result: object) -> None:
     if owner._locked:
         owner.update_(result)
     else:
         owner.update(result)
 
 
-def _write_back_selection(owner: object, result: Any, keys: tuple[NestedKey, ...]) -> None:
+def _write_back_selection(owner: Core, result: Core, keys: tuple[NestedKey, ...]) -> None:
     _write_back(owner, result.select(*keys, strict=False))
 
 
-def _write_back_rest(owner: Any, result: Any) -> None:
+def _write_back_rest(owner: Core, result: Core) -> None:
     present = [key for key in result.keys(True, True, is_leaf_or_value) if key in owner.keys(True)]
     _write_back(owner, result.select(*present))
 
 
-def _write_back_flat(owner: object, result: Any, separator: str) -> None:
+def _write_back_flat(owner: Core, result: Any, separator: str) -> None:
     _write_back(owner, result.unflatten_keys(separator))
 
 
-def _write_back_deep(owner: Any, result: Any, separator: str) -> None:
+def _write_back_deep(owner: Core, result: Any, separator: str) -> None:
     # Nested nodes of the owner stay nested, except for entries that came from its flat keys.
     keys = owner.keys()
     levels = [key for key in keys if not is_leaf_or_value(type(owner._peek_child(key)))]

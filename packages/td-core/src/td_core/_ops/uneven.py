@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._coerce import WRAPPED
-from .._collection import Core
+from .._collection import Child, Core
 from .._indexing import plan_index
 from .._plans import ShapePlan, compute_coordinates
 from .._ragged import fill_gaps, get_display_shape, make_nested_tensor
 from .._walks import expand, has_entries, list_holders
 from ..errors import CollectionIndexError, StructureError
 
+if TYPE_CHECKING:
+    from .._lazy_stack import LazyStackedTensorDict
 
-def uneven_index(stack: Any, index: object) -> Any:
+
+def uneven_index(stack: LazyStackedTensorDict, index: object) -> Any:
     """Index a lazy stack: return one indexed member, or a lazy stack of several; errors as in :func:`uneven_plans`."""
     picks, plans, stack_dim = uneven_plans(stack, index)
     members = stack.tensordicts
@@ -32,7 +35,7 @@ def uneven_index(stack: Any, index: object) -> Any:
     return stack._with_members([_index_member(members[i], plans[i]) for i in picks], stack_dim)
 
 
-def make_empty_like(stack: Any, size: torch.Size) -> Any:
+def make_empty_like(stack: LazyStackedTensorDict, size: torch.Size) -> Any:
     """Build a dense collection of the empty batch size ``size``, with the keys that all members have.
 
     A lazy stack without members would have no keys. If members differ in shape, the shapes of the first are used.
@@ -45,7 +48,7 @@ def make_empty_like(stack: Any, size: torch.Size) -> Any:
     return nothing if nothing.batch_size == size or -1 in size else nothing.reshape(size)
 
 
-def transform_uneven(stack: Core, plan: ShapePlan) -> Any:
+def transform_uneven(stack: LazyStackedTensorDict, plan: ShapePlan) -> Any:
     """Apply a shape plan to members that cannot be stacked: arrange their elements in nested lazy stacks."""
     old = stack.batch_size[: plan.n]
     if 0 in plan.lead:
@@ -62,7 +65,7 @@ def transform_uneven(stack: Core, plan: ShapePlan) -> Any:
     return result
 
 
-def _gather_elements(stack: Any, positions: object, size: torch.Size) -> object:
+def _gather_elements(stack: LazyStackedTensorDict, positions: object, size: torch.Size) -> Any:
     """Build nested lazy stacks of the elements at flat ``positions`` (nested lists) of a batch of ``size``."""
     if isinstance(positions, list):
         return stack._of([_gather_elements(stack, row, size) for row in positions], 0)
@@ -76,7 +79,7 @@ def _index_member(member: Core, plan: ShapePlan) -> Core:
     return member if plan is None else member._transform(plan)
 
 
-def uneven_plans(stack: Any, index: object) -> tuple[Any, dict[int, Any], Any]:
+def uneven_plans(stack: LazyStackedTensorDict, index: object) -> tuple[Any, dict[int, Any], Any]:
     """Split an index over members of different batch sizes. Return (positions of picked members, their plans, stack dim).
 
     A plan of None selects the whole member. Raise if the index is out of range for a picked member, or mixes members.
@@ -109,7 +112,7 @@ def uneven_plans(stack: Any, index: object) -> tuple[Any, dict[int, Any], Any]:
 
 
 def list_dense_entries(
-    node: Any, out: dict[str, Any], _: None, layout: torch.layout
+    node: Core, out: dict[str, object], _: None, layout: torch.layout
 ) -> Iterator[tuple[str, Core, None]]:
     """Add the entries of a node, those that are ragged as nested tensors of ``layout``, and yield its nested nodes."""
     entries = node._children()
@@ -130,7 +133,7 @@ def list_dense_entries(
             out[key] = make_nested_tensor(key, fill_gaps(key, members), dim, layout)
 
 
-def build_dense(node: Core, entries: dict[str, Any]) -> Core:
+def build_dense(node: Core, entries: dict[str, Child]) -> Core:
     """Build a node of the class of the first innermost member of a lazy stack; other nodes keep their class."""
     first = next(iter(list_holders(node)), node)
     return first._with_children(entries, batch_size=node.batch_size, device=node.device, names=node._names)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._collection import show_path
-from .._nodes import Encoded, encode
+from .._nodes import Encoded, Row, encode
 from .._saving import check_whole
 from ..errors import CodecError
 from ._places import Piece, Place, as_storable, get_stored, split_leaf
@@ -290,7 +290,7 @@ def _get_address(tensor: Tensor) -> int | str:
         return f"at {id(tensor)}"
 
 
-def _name_batch_dims(row: dict[str, Any]) -> list[str | None]:
+def _name_batch_dims(row: Row) -> list[str | None]:
     meta = row["meta"]
     names = meta.get("names")
     return list(names) if names is not None else [None] * len(meta.get("batch_size") or ())

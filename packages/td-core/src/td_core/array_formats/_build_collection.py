@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, show_path
-from .._nodes import Encoded
+from .._nodes import Encoded, Row
 from .._public_names import set_module
 from .._storage_backends import Keeper
 from .._walks import walk
@@ -68,7 +68,7 @@ def build_leaves(
     return replace(table, nodes=rows).build(leaves, where, strict=strict)
 
 
-def _with_device(row: dict[str, Any], device: torch.device | None) -> dict[str, object]:
+def _with_device(row: Row, device: torch.device | None) -> dict[str, object]:
     """Return the meta of a node with another device label: leaves are on ``device``, or on the CPU."""
     meta: dict[str, object] = row["meta"]
     if device is not None and (row["kind"] == "TensorDict" or "device" in meta):

@@ -15,7 +15,7 @@ from .._base import TensorDictBase
 from .._collection import Child, Core, make_dense, show_path
 from .._dim_names import resize_names
 from .._encoded_tables import dump_table, prune_table
-from .._nodes import Encoded, encode
+from .._nodes import Encoded, Row, encode
 from .._plans import as_batch_size
 from .._storage_backends import Keeper
 from .._stored import StoredTensor
@@ -127,13 +127,13 @@ def remove_entry(table: Encoded, path: KeyPath) -> Encoded:
     return _put_reference(table, path, None)
 
 
-def find_row(table: Encoded, path: Sequence[str]) -> dict[str, Any]:
+def find_row(table: Encoded, path: Sequence[str]) -> Row:
     """Return the row of the node at a key path.
 
     Raises:
         KeyPathError: the table has no such node.
     """
-    row: dict[str, Any] = table.nodes[_find_reference(table, tuple(path))]
+    row: Row = table.nodes[_find_reference(table, tuple(path))]
     return row
 
 

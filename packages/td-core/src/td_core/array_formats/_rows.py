@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from .. import kinds
-from .._nodes import Encoded
+from .._nodes import Encoded, Row
 from .._version import __version__
 
-Rows = list[dict[str, Any]]
+Rows = list[Row]
 
 #: The provider of the kinds of values, for the message if it is not installed.
 _VALUES_FROM = f"td-tensorclass=={__version__}"
@@ -138,7 +138,7 @@ def _group_members(
     return groups
 
 
-def _is_alike(row: dict[str, Any], first: dict[str, Any]) -> bool:
+def _is_alike(row: Row, first: Row) -> bool:
     """Return True if a row describes a plain TensorDict with the keys and metadata of ``first``."""
     plain = row["kind"] == "TensorDict" and not (row["members"] or row["values"] or row.get("class"))
     return (
