@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from td_core import NO_DEFAULT, NodeKind, Record, TensorDict, TensorDictBase, hookimpl
-from td_core.spi import make_header, resize_names
+from td_core.spi import make_header
 from td_core.testing import CollectionTests, installed
 
 
@@ -38,7 +38,7 @@ class Counted(TensorDictBase):
         return self.place
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self.size, self._names = batch_size, resize_names(self._names, len(batch_size))
+        self.size = batch_size
 
     def _set_device(self, device: torch.device | None) -> None:
         self.place = device

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl, spi
-from td_core.spi import make_header, resize_names
+from td_core.spi import make_header
 from td_core.testing import CollectionTests, SerializerTests, installed
 
 
@@ -57,7 +57,6 @@ class Length(TensorDictBase):
         return self._device
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._names = resize_names(self._names, len(batch_size))
         self._batch_size = batch_size
 
     def _set_device(self, device: Any) -> None:
@@ -109,10 +108,6 @@ def make_broken(**kwargs: Any) -> dict[str, Any]:
     return {"_with_children": partialmethod(call_with_children, **kwargs)}
 
 
-def set_size_alone(self: Length, batch_size: torch.Size) -> None:
-    self._batch_size = batch_size
-
-
 def sort(node: Length) -> None:
     node._entries = dict(sorted(node._entries.items()))
 
@@ -140,12 +135,6 @@ CLASSES: list[tuple[dict[str, Any], str, str]] = [
     (make_broken(drop="device"), CHILDREN, "_with_children ignores the device"),
     (make_broken(drop="batch_size"), CHILDREN, "_with_children ignores the batch_size"),
     ({"_set_device": lambda self, device: None}, CHILDREN, "_set_device does not store the device"),
-    (
-        {"_set_batch_size": lambda self, batch_size: None},
-        SIZE,
-        "_set_batch_size does not store the batch size",
-    ),
-    ({"_set_batch_size": set_size_alone}, SIZE, "_set_batch_size keeps names of dims that are gone"),
     ({"_change_batch_size": Length._set_batch_size}, SIZE, "DID NOT RAISE .*BatchSizeError"),
 ]
 
@@ -172,7 +161,7 @@ REQUIRED: dict[str, tuple[Any, str, str]] = {
     ),
     "_set_child": (lambda self, key, value: None, ENTRIES, "_set_child does not store an entry"),
     "_del_child": (lambda self, key: self._entries.pop(key, None), ENTRIES, "DID NOT RAISE .*KeyError"),
-    "_set_batch_size": (set_size_alone, SIZE, "_set_batch_size keeps names of dims that are gone"),
+    "_set_batch_size": (lambda self, batch_size: None, SIZE, "_set_batch_size does not store the batch size"),
     "_set_device": (lambda self, device: None, CHILDREN, "_set_device does not store the device"),
 }
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, overload
 import torch
 from torch import Tensor
 
+from ._dim_names import set_batch_size
 from ._dtypes import ScalarBeside
 from ._foreach import PLAIN
 from ._keys import suggest_keys
@@ -202,7 +203,7 @@ class Core(ABC):
 
     @abstractmethod
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        """Store a checked batch size. The leading dims keep their names, and new dims have no name."""
+        """Store a checked batch size; :func:`set_batch_size` then adjusts the dim names."""
 
     @abstractmethod
     def _set_device(self, device: torch.device | None) -> None:
@@ -321,7 +322,7 @@ class Core(ABC):
         self._check_batch_size(batch_size)
         ndim, default = len(batch_size), Core._change_batch_size
         for node, _, entries in walk_levels(self):
-            node._set_batch_size(batch_size)
+            set_batch_size(node, batch_size)
             for key, child in list(entries.items()):
                 if isinstance(child, Tensor) or child.batch_size[:ndim] == batch_size:
                     del entries[key]

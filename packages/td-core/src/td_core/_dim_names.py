@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ._walks import walk
 from .errors import DimNamesError, StructureError
 from .typing import Names
@@ -60,12 +62,16 @@ def refuse_repeated(name: str | None, members: Iterable[Core]) -> None:
 
 
 def resize_names(names: Names | None, ndim: int) -> Names | None:
-    """Truncate names to ``ndim`` dims, or extend them with None.
-
-    >>> resize_names(("time",), 2), resize_names(("time", "x"), 1)
-    (('time', None), ('time',))
-    """
+    """Truncate names to ``ndim`` dims, or extend them with None."""
     return None if names is None else check_names(names[:ndim] + (None,) * (ndim - len(names)), ndim)
+
+
+def set_batch_size(node: Any, batch_size: torch.Size) -> None:
+    """Store a checked batch size in one node. The leading dims keep their names, and new dims have no name."""
+    node._set_batch_size(batch_size)
+    names = node._names
+    if names is not None and len(names) != len(batch_size):
+        node._names = resize_names(names, len(batch_size))
 
 
 def inherit_names(entry: Any, names: Names, path: str) -> Any:

@@ -26,7 +26,7 @@ from ._collection import (
     unwrap_entry,
 )
 from ._devices import as_device
-from ._dim_names import names_of_stack, refuse_repeated
+from ._dim_names import names_of_stack, refuse_repeated, set_batch_size
 from ._dtypes import ScalarBeside, as_scalar
 from ._from_python import from_list
 from ._lazy_stack_ops import LazyStackOps
@@ -224,7 +224,7 @@ class LazyStackedTensorDict(LazyStackOps):
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._empty_size = batch_size
         for member in self._members:
-            member._set_batch_size(torch.Size(remove_size(batch_size, self._stack_dim)))
+            set_batch_size(member, torch.Size(remove_size(batch_size, self._stack_dim)))
 
     @property
     def device(self) -> torch.device | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._collection import Core, get_tree_children, show_path
-from ._dim_names import inherit_names
+from ._dim_names import inherit_names, set_batch_size
 from ._foreach import PLAIN
 from ._mapped_names import get_names_after, get_names_before
 from ._nodes import KINDS, NodeKind
@@ -213,7 +213,7 @@ def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> No
                 yield child, torch.Size((*size, *child.batch_size[ndim:]))
             if hidden is not None:
                 node._move_mapped_dim(hidden, size)
-            node._set_batch_size(size)
+            set_batch_size(node, size)
         elif len(size) == ndim:
             members, dim = stacked
             for member in members:

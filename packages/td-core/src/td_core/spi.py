@@ -18,12 +18,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._arrays import as_tensor
-from ._buffers import as_bytes, as_memory, is_stored
+from ._buffers import as_bytes, is_stored
 from ._collection import LEAF_KINDS, EntrySchema, is_aliasing, make_dense, show_path
 from ._collection import Core as Node
 from ._core_kinds import make_header
 from ._devices import as_device, wait_for
-from ._dim_names import resize_names
 from ._dtypes import STORABLE, as_dtype
 from ._foreach import PLAIN
 from ._indexing import plan_index
@@ -46,7 +45,6 @@ from ._torch_private import (
     is_traced,
     make_nested_view,
     new_object,
-    plain_results,
     pytree,
     without_torch_function,
 )
@@ -58,11 +56,11 @@ from ._writes.run import copy_all
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "WRAPPING", "Checksum",
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
-    "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named",
+    "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named",
     "as_tensor", "check_mode", "check_unlocked", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms",
     "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "lock_directory",
-    "make_dense", "make_header", "make_nested_view", "make_reporter", "new_object", "parse_json", "plain_results",
-    "plan_index", "pytree", "read_unreplaced", "register_pytree", "resize_names", "run_command", "run_in_background",
+    "make_dense", "make_header", "make_nested_view", "make_reporter", "new_object", "parse_json",
+    "plan_index", "pytree", "read_unreplaced", "register_pytree", "run_command", "run_in_background",
     "run_parallel", "save_together", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class",
     "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
@@ -80,7 +78,7 @@ REQUIRED = {
     "_with_children": "Return a new, unlocked node with other entries, and with the metadata that is not given.",
     "_set_child": "Store a checked leaf or node under a key.",
     "_del_child": "Remove an entry, or raise KeyError if it is missing.",
-    "_set_batch_size": "Store a checked batch size; the first dims keep their names, and new dims have no name.",
+    "_set_batch_size": "Store a checked batch size; td-core then adjusts the dim names.",
     "_set_device": "Store the device without moving the leaves.",
 }
 

@@ -18,11 +18,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_storage
 
 from td_core.errors import FormatError
-from td_core.spi import NewFile, as_dtype, as_tensor, plain_results, set_module
+from td_core.spi import NewFile, as_dtype, as_tensor, set_module
 from td_core.typing import DeviceType, DtypeLike
 
 from . import _fs
@@ -86,7 +86,7 @@ class MemoryMappedTensor(Tensor):
     """
 
     # Operations return plain tensors, and torch.compile traces a plain tensor.
-    __torch_function__ = plain_results
+    __torch_function__ = nn.Parameter.__torch_function__
 
     _place: Place
 

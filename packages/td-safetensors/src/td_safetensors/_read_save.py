@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, TensorDict
-from td_core.array_formats import Place, build_collection, build_leaves, list_names, read_into
+from td_core import Encoded, NestedKey, TensorDict, decode, encode
+from td_core.array_formats import build_collection, build_leaves, list_names, read_into
 from td_core.errors import FormatError
-from td_core.spi import as_memory, make_reporter, run_parallel
+from td_core.spi import make_reporter, run_parallel
 from td_core.typing import Progress
 
 from ._byte_ranges import open_place
@@ -116,25 +116,13 @@ def _read_ranges(
     save: Save, table: Encoded, rows: object, strict: bool, num_threads: int, progress: Progress
 ) -> Any:
     """Load the leaves of a table, or only some rows of them, as ranges of bytes."""
-    opened: dict[str, Tensor] = {}
     open_array = save.make_opener(num_threads)
-
-    def open_leaf(place: Place) -> Tensor:
-        opened[repr(place)] = open_place(place, open_array)
-        return opened[repr(place)]
-
-    lazy = build_leaves(table, save.path, open_leaf, strict=strict)
-    if rows is None:
-        memory = as_memory(list(opened.values()))
-        leaves = dict(zip(opened, memory, strict=True))
-        result = build_leaves(table, save.path, lambda place: leaves[repr(place)], strict=strict)
-    else:
-        part = lazy[rows]
-        memory = as_memory(part._leaves())
-        result = part._unflatten(memory)
-    total = sum(leaf.numel() * leaf.element_size() for leaf in memory)
+    lazy = build_leaves(table, save.path, lambda place: open_place(place, open_array), strict=strict)
+    read = encode(lazy if rows is None else lazy[rows], in_memory=True)
+    memory = {id(leaf): leaf for leaf in read.leaves}  # tied leaves are read once
+    total = sum(leaf.numel() * leaf.element_size() for leaf in memory.values())
     make_reporter(progress, total, "load")(total)
-    return result
+    return decode(read)
 
 
 def _find_targets(save: Save, table: Encoded, data: Any) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from td_core.spi import (
     check_unlocked,
     is_aliasing,
     is_same_value,
-    resize_names,
     show_path,
     stack_plan,
 )
@@ -66,7 +65,6 @@ class ValueNode(TensorCollection):
         self._change_batch_size(as_batch_size(batch_size))
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._names = resize_names(self._names, len(batch_size))
         self._batch_size = batch_size
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, CoreT, align_dims, has_lazy_stack
+from .._dim_names import set_batch_size
 from .._dtypes import cast_for_promotion
 from .._foreach import PLAIN, expand_operands
 from .._plan_steps import Shape
@@ -92,7 +93,7 @@ def _get_shape(level: Any, key: str) -> Shape:
 def _restore_entries(level: Core, expanded: Core, size: Shape) -> None:
     """Replace the entries of an expanded copy by the original ones, expanded only along batch dims of size one."""
     for left, copy in zip_walk(level, expanded):
-        copy._set_batch_size(torch.Size((*size, *left.batch_size[len(size) :])))
+        set_batch_size(copy, torch.Size((*size, *left.batch_size[len(size) :])))
         for key, child in dict(left._children()).items():
             if not has_entries(child):
                 copy._set_child(key, _expand_lead(child, size) if isinstance(child, Tensor) else child)

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import _element_plans as elements
 from .._arrays import as_tensor
 from .._collection import Core
+from .._dim_names import set_batch_size
 from .._dtypes import keep_scalar
 from .._foreach import Op, foreach, make_op
 from .._plans import broadcast_shape
@@ -188,7 +189,7 @@ class SelectMixin(ShapeMixin):
                 self._set_child(
                     key, plan.leaf(child) if isinstance(child, Tensor) else child._transform(plan)
                 )
-            self._set_batch_size(torch.Size(plan.lead))
+            set_batch_size(self, torch.Size(plan.lead))
             return self
         result = self._transform(plan)
         return adopt_result(self, result, "pad") if inplace else result

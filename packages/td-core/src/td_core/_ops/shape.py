@@ -19,6 +19,7 @@ from typing_extensions import Self
 from .. import _shape_plans as shapes
 from .._buffers import index_leaves
 from .._collection import Core, has_lazy_stack, unwrap_entry
+from .._dim_names import set_batch_size
 from .._dtypes import as_dtype
 from .._element_plans import append_dims
 from .._indexing import plan_index
@@ -573,7 +574,7 @@ def adopt_result(node: SelfT, result: SelfT, what: str) -> SelfT:
     check_adoptable(node, what)
     for key, child in result._children().items():
         node._set_child(key, child)
-    node._set_batch_size(result.batch_size)
+    set_batch_size(node, result.batch_size)
     node._names = result._names
     return node
 

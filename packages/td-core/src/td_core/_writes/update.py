@@ -24,7 +24,7 @@ from .._collection import (
     missing_key_error,
     show_path,
 )
-from .._dim_names import inherit_names
+from .._dim_names import inherit_names, set_batch_size
 from .._foreach import PLAIN
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
@@ -231,7 +231,7 @@ class Update:
                     f"the batch size {list(size)} of the source does not fit: {show_path((*path, key))} is not updated "
                     f"and has {list(shape)}"
                 )
-        self.writes.change(node._set_batch_size, size)
+        self.writes.change(set_batch_size, node, size)
         return size
 
 

@@ -261,13 +261,11 @@ class CollectionTests:
         except BatchSizeError:
             pytest.skip("this kind keeps its dims")
         assert collection.batch_size == size[:1], "_set_batch_size does not store the batch size"
-        assert collection.names == names[:1], "_set_batch_size keeps names of dims that are gone"
+        assert collection.names == names[:1], "_names keeps names of dims that are gone"
         collection.batch_size = size
         assert collection.batch_size == size, "_set_batch_size does not store the batch size"
         rest = [None] * (len(size) - 1)
-        assert collection.names == [names[0], *rest], (
-            "_set_batch_size gives new dims no place among the names"
-        )
+        assert collection.names == [names[0], *rest], "_names has no place for new dims"
 
     def test_children_can_be_set_and_deleted(self) -> None:
         """A new entry is the last one, and deleting it removes it."""
