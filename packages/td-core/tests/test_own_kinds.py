@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from td_core import NO_DEFAULT, NodeKind, Record, TensorDict, TensorDictBase, hookimpl
-from td_core.spi import make_header
 from td_core.testing import CollectionTests, installed
 
 
@@ -98,7 +97,7 @@ class Lazy(Counted):
 
 
 def flatten(node: Counted) -> Record:
-    return Record(make_header(node), node._children())
+    return Record.of(node, node._children())
 
 
 def unflatten(cls: type[Counted]) -> Callable[[Record], Counted]:

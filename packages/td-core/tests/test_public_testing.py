@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl, spi
-from td_core.spi import make_header
 from td_core.testing import CollectionTests, SerializerTests, installed
 
 
@@ -84,7 +83,7 @@ class Length(TensorDictBase):
 
 
 def flatten(node: Length) -> Record:
-    return Record({**make_header(node), "unit": node.unit}, node._children())
+    return Record.of(node, node._children(), unit=node.unit)
 
 
 def unflatten(cls: type[Length], record: Record) -> Length:

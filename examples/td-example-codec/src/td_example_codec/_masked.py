@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from td_core import Record, TensorDict
-from td_core.spi import make_header
 
 
 class Masked(TensorDict):
@@ -50,7 +49,7 @@ def coerce(value: Any, batch_size: torch.Size, device: torch.device | None) -> M
 
 def flatten(node: Masked) -> Record:
     """Convert a node to a record: a header that JSON can store, and the entries."""
-    return Record(make_header(node), node._children())
+    return Record.of(node, node._children())
 
 
 def unflatten(record: Record) -> Masked:

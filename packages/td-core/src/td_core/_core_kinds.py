@@ -7,7 +7,7 @@ Additional keys, which tensordict ignores, start with an underscore.
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,24 +30,8 @@ if TYPE_CHECKING:
 _NONE = type(None)
 
 
-def make_header(node: Core) -> dict[str, Any]:
-    """Return the header of a node: batch size and, if set, device, dim names and the user's lock.
-
-    >>> make_header(TensorDict({"a": torch.zeros(3)}, batch_size=[3]).lock_())
-    {'batch_size': [3], 'locked': True}
-    """
-    meta: dict[str, object] = {"batch_size": list(node.batch_size)}
-    if node.device is not None:
-        meta["device"] = str(node.device)
-    if node._names is not None:
-        meta["names"] = list(node._names)
-    if node._locked is True:
-        meta["locked"] = True
-    return meta
-
-
 def _flatten_dense(td: Core) -> Record:
-    return Record(make_header(td), dict(td._children()))
+    return Record.of(td, dict(td._children()))
 
 
 def _unflatten_dense(record: Record) -> TensorDict:

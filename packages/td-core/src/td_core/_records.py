@@ -52,6 +52,31 @@ class Record:
     cls: Any = None
     complete: bool = True
 
+    @classmethod
+    def of(
+        cls,
+        node: Core,
+        entries: Mapping[str, Child] | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
+        **fields: object,
+    ) -> Record:
+        """Return a record of a node. Its header has the batch size and, if set, device, dim names and the user's lock.
+
+        ``fields`` are further fields of the header.
+
+        >>> Record.of(TensorDict({"a": torch.zeros(3)}, batch_size=[3]).lock_(), unit="m").meta
+        {'batch_size': [3], 'locked': True, 'unit': 'm'}
+        """
+        meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
+        if node.device is not None:
+            meta["device"] = str(node.device)
+        if node._names is not None:
+            meta["names"] = list(node._names)
+        if node._locked is True:
+            meta["locked"] = True
+        return cls({**meta, **fields}, entries or {}, values=values or {})
+
     def read_field(self, name: str, *types: type) -> Any:
         """Return a field of the header, whose type must be one of ``types``. With NoneType it may be missing.
 
@@ -64,7 +89,7 @@ class Record:
         return value
 
     def read_header(self) -> Header:
-        """Read a header that :func:`td_core.spi.make_header` made.
+        """Read a header that :meth:`of` made.
 
         Raises:
             KeyError, TypeError, ValueError: the header is damaged.

@@ -21,7 +21,6 @@ from ._arrays import as_tensor
 from ._buffers import as_bytes, is_stored
 from ._collection import LEAF_KINDS, EntrySchema, is_aliasing, make_dense, show_path
 from ._collection import Core as Node
-from ._core_kinds import make_header
 from ._devices import as_device, wait_for
 from ._dtypes import STORABLE, as_dtype
 from ._foreach import PLAIN
@@ -59,7 +58,7 @@ __all__ = [
     "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named",
     "as_tensor", "check_mode", "check_unlocked", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms",
     "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "lock_directory",
-    "make_dense", "make_header", "make_nested_view", "make_reporter", "new_object", "parse_json",
+    "make_dense", "make_nested_view", "make_reporter", "new_object", "parse_json",
     "plan_index", "pytree", "read_unreplaced", "register_pytree", "run_command", "run_in_background",
     "run_parallel", "save_together", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class",
     "visit", "wait_for", "walk", "without_torch_function",

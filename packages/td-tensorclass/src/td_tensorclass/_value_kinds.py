@@ -9,7 +9,6 @@ import torch
 
 from td_core import Layout, NodeKind, Record, kinds
 from td_core.errors import FormatError
-from td_core.spi import make_header
 
 from ._metadata import MetaData
 from ._non_tensor import NonTensorData, NonTensorDataBase
@@ -40,7 +39,7 @@ def _flatten_data(node: NonTensorDataBase) -> Record:
     values = {"data": node._value}
     if node._metadata is not None:
         values["_metadata"] = node._metadata
-    return Record(make_header(node), values=values)
+    return Record.of(node, values=values)
 
 
 def _unflatten_data(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
@@ -51,7 +50,9 @@ def _unflatten_data(cls: type[NonTensorDataBase], record: Record) -> NonTensorDa
 
 def _flatten_stack(node: NonTensorStack) -> Record:
     node._check_whole()
-    return Record({**make_header(node), **_joints_of(node)}, values={"data": node._snapshot})
+    record = Record.of(node, values={"data": node._snapshot})
+    record.meta.update(_joints_of(node))
+    return record
 
 
 def _joints_of(node: NonTensorStack) -> dict[str, object]:
@@ -186,10 +187,10 @@ def _from_state_stack(record: Record) -> NonTensorStack:
 
 
 def _flatten_unbatched(node: UnbatchedNode) -> Record:
-    meta = make_header(node)
+    record = Record.of(node, {"data": node._payload})
     # Not named "batch_size": formats check that the shapes of entries start with the size of that name.
-    meta["stands_for"] = meta.pop("batch_size")
-    return Record(meta, {"data": node._payload})
+    record.meta["stands_for"] = record.meta.pop("batch_size")
+    return record
 
 
 def _unflatten_unbatched(record: Record) -> UnbatchedNode:
