@@ -1,9 +1,10 @@
-"""Packages outside of td_core use only those private members of nodes that td_core.spi lists."""
+"""Packages outside of td_core import public names alone, and use the private members of nodes that td_core.spi lists."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +92,37 @@ def test_module_uses_only_listed_members_of_nodes(path: Path) -> None:
     package = next(parent for parent in path.parents if parent.parent.name == "src")
     found = find_unlisted_members(text, read_own_names(package)) + find_unlisted_overrides(text)
     assert found == [], "list the member in td_core.spi, use another one, or move the work into td_core"
+
+
+def list_private_imports(text: str) -> list[str]:
+    """Return the private modules and names of td_core that a module imports."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    private = re.compile(r"td_core(\..*)?\._(?!_version__$).*")
+    return [name for name in found if private.fullmatch(name)]
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_imports_only_public_names_of_td_core(path: Path) -> None:
+    assert list_private_imports(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from td_core._nodes import encode", ["td_core._nodes.encode"]),
+        ("from td_core.spi import _hidden, walk", ["td_core.spi._hidden"]),
+        ("import td_core._nodes", ["td_core._nodes"]),
+        ("from td_core import __version__, encode", []),
+        ("from ._nodes import _Node", []),
+    ],
+)
+def test_list_private_imports_returns_names(text: str, expected: list[str]) -> None:
+    assert list_private_imports(text) == expected
 
 
 def test_members_of_nodes_are_found() -> None:

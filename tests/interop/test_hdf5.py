@@ -24,10 +24,7 @@ HAS_VALUES = importlib.util.find_spec("td_tensorclass") is not None
 @pytest.fixture(autouse=True, scope="module")
 def registered() -> Iterator[None]:
     """Register the plugin for the tests, unless its entry point is installed."""
-    if any(record.id == "hdf5" for record in td_core.plugins()):
-        yield
-        return
-    with installed(plugin, id="hdf5", distribution="td-hdf5"):
+    with installed(plugin, id="hdf5", distribution="td-hdf5", if_missing=True):
         yield
 
 

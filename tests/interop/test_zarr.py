@@ -25,10 +25,7 @@ HAS_VALUES = importlib.util.find_spec("td_tensorclass") is not None
 @pytest.fixture(autouse=True, scope="module")
 def registered() -> Iterator[None]:
     """Register the plugin for the tests, unless its entry point is installed."""
-    if any(record.id == "zarr" for record in td_core.plugins()):
-        yield
-        return
-    with installed(plugin, id="zarr", distribution="td-zarr"):
+    with installed(plugin, id="zarr", distribution="td-zarr", if_missing=True):
         yield
 
 

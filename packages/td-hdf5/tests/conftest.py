@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import td_core
 from td_core import TensorDict
 from td_core.testing import assert_same, installed
 from td_hdf5 import PersistentTensorDict, plugin
@@ -18,10 +17,7 @@ from td_hdf5 import PersistentTensorDict, plugin
 @pytest.fixture(autouse=True, scope="session")
 def registered() -> Iterator[None]:
     """Register the plugin for the tests, unless its entry point is installed."""
-    if any(record.id == "hdf5" for record in td_core.plugins()):
-        yield
-        return
-    with installed(plugin, id="hdf5", distribution="td-hdf5"):
+    with installed(plugin, id="hdf5", distribution="td-hdf5", if_missing=True):
         yield
 
 

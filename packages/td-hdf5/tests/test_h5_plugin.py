@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,6 @@ import pytest
 import td_core
 import td_hdf5
 from td_core import MissingPluginError, TensorDict, load, save
-
-SOURCES = sorted(Path(td_hdf5.__file__).parent.glob("*.py"))
-PUBLIC = {"td_core", *(f"td_core.{name}" for name in ("array_formats", "errors", "kinds", "spi", "typing"))}
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_module_imports_only_public_names_of_td_core(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("td_core"):
-            assert node.module in PUBLIC
-            assert (
-                not [alias.name for alias in node.names if alias.name.startswith("_")]
-                or path.stem == "_foreign_h5"
-            )
-        if isinstance(node, ast.Import):
-            assert {alias.name for alias in node.names if alias.name.startswith("td_")} <= {"td_core"}
 
 
 def test_public_names_are_those_of_all() -> None:

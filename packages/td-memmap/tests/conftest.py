@@ -16,44 +16,11 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict, _temporary_files
-from td_core._buffers import as_bytes
 from td_core._collection import Core
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core.errors import FormatError
+from td_core.testing import assert_same
 from td_memmap import MemoryMappedTensor, _fs
-
-
-def same_leaf(found: Tensor, wanted: Tensor, where: str) -> None:
-    assert found.dtype == wanted.dtype, where
-    assert found.layout == wanted.layout, where
-    if wanted.is_nested:
-        found_parts, wanted_parts = found.unbind(), wanted.unbind()
-        assert len(found_parts) == len(wanted_parts), where
-        for i, (one, other) in enumerate(zip(found_parts, wanted_parts, strict=True)):
-            same_leaf(one, other, f"{where}[{i}]")
-        return
-    assert found.shape == wanted.shape, where
-    # Compare bytes: then NaN equals NaN, and dtypes without arithmetic are comparable.
-    assert torch.equal(as_bytes(found), as_bytes(wanted)), where
-
-
-def assert_same(found: Any, wanted: Any, where: str = "root") -> None:
-    """Check that two collections have the same structure, classes, batch sizes, names and bytes."""
-    if isinstance(wanted, Tensor):
-        return same_leaf(found, wanted, where)
-    assert type(found) is type(wanted), where
-    assert found.batch_size == wanted.batch_size, where
-    assert list(found.names) == list(wanted.names), where
-    if isinstance(wanted, LazyStackedTensorDict):
-        assert found.stack_dim == wanted.stack_dim, where
-        assert len(found.tensordicts) == len(wanted.tensordicts), where
-        for i, (one, other) in enumerate(zip(found.tensordicts, wanted.tensordicts, strict=True)):
-            assert_same(one, other, f"{where}/{i}")
-        return None
-    assert list(found._children()) == list(wanted._children()), where
-    for key, child in wanted._children().items():
-        assert_same(found._children()[key], child, f"{where}/{key!r}")
-    return None
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import td_core
 from td_core import TensorDict, _temporary_files
 from td_core.testing import assert_same, copy_at_os_calls, installed, kill_at_os_call, watch_os
 from td_safetensors import _files, _write_save, plugin
@@ -22,10 +21,7 @@ MODULES = (_files, _temporary_files, _write_save)
 @pytest.fixture(autouse=True, scope="session")
 def registered() -> Iterator[None]:
     """Register the plugin for the tests, unless its entry point is installed."""
-    if any(record.id == "safetensors" for record in td_core.plugins()):
-        yield
-        return
-    with installed(plugin, id="safetensors", distribution="td-safetensors"):
+    with installed(plugin, id="safetensors", distribution="td-safetensors", if_missing=True):
         yield
 
 

@@ -2,44 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 
-import td_core
 import td_safetensors
-
-SOURCES = sorted(Path(td_safetensors.__file__).parent.glob("*.py"))
-PUBLIC = {
-    "td_core",
-    "td_core.array_formats",
-    "td_core.kinds",
-    "td_core.errors",
-    "td_core.spi",
-    "td_core.typing",
-    "td_core.plugins",
-    "td_core.testing",
-}
-
-
-def list_imports(path: Path) -> list[tuple[str, str]]:
-    """Return the module and the name of each import of td_core in a file."""
-    return [
-        (node.module if isinstance(node, ast.ImportFrom) else alias.name, alias.name)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0)
-        for alias in node.names
-        if (node.module if isinstance(node, ast.ImportFrom) else alias.name).partition(".")[0] == "td_core"
-    ]
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_module_imports_only_public_names_of_td_core(path: Path) -> None:
-    for module, name in list_imports(path):
-        assert module in PUBLIC, f"{path.name} imports {module}"
-        assert not name.startswith("_") or name == "__version__", f"{path.name} imports {name}"
-        assert module != "td_core" or name == "td_core" or hasattr(td_core, name)
 
 
 def test_public_names_are_those_of_all() -> None:

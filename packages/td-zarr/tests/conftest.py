@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-import td_core
 from td_core import TensorDict
 from td_core.testing import installed
 from td_zarr import plugin
@@ -26,10 +25,7 @@ if importlib.util.find_spec("zarr") is None:
 @pytest.fixture(autouse=True, scope="session")
 def registered() -> Iterator[None]:
     """Register the plugin for the tests, unless its entry point is installed."""
-    if any(record.id == "zarr" for record in td_core.plugins()):
-        yield
-        return
-    with installed(plugin, id="zarr", distribution="td-zarr"):
+    with installed(plugin, id="zarr", distribution="td-zarr", if_missing=True):
         yield
 
 

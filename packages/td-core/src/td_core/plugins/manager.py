@@ -387,7 +387,12 @@ def plugins() -> list[PluginRecord]:
 
 @contextmanager
 def installed(
-    plugin: object, *, id: str = "test-plugin", distribution: str | None = None, version: str = "0"
+    plugin: object,
+    *,
+    id: str = "test-plugin",
+    distribution: str | None = None,
+    version: str = "0",
+    if_missing: bool = False,
 ) -> Iterator[PluginRecord]:
     """Register a plugin during a ``with`` block.
 
@@ -396,6 +401,7 @@ def installed(
         id: the id of the plugin during the block.
         distribution: the package that the record names as its provider.
         version: the version of that package.
+        if_missing: use an installed plugin with this id instead, if there is one.
 
     Raises:
         PluginError: an addition of the plugin is refused; nothing stays registered.
@@ -411,6 +417,10 @@ def installed(
     >>> hasattr(TensorDict(), "shine")
     False
     """
+    present = [record for record in plugins() if record.id == id] if if_missing else []
+    if present:
+        yield present[0]
+        return
     record = manager.register(
         plugin, PluginRecord(id, distribution, None if distribution is None else version)
     )
