@@ -62,6 +62,9 @@ from ._memory import WHOLE, get_bytes, make_vector
 from ._storage import Layout, Leaf, Span, Views
 
 FORMAT = "consolidated/1"
+
+#: The JSON object of a node in the plain form.
+Level = dict[str, Any]
 GENERAL = "td:general"
 FIELDS = frozenset(("cls", "non_tensors", "leaves", "cls_metadata"))
 RESERVED = FIELDS | {"size"}
@@ -92,7 +95,7 @@ def make_trailer(tree: TensorCollection, encoded: Encoded, layout: Layout) -> by
     return text + len(text).to_bytes(8, "little", signed=True)
 
 
-def as_json(table: object, nodes: list[dict[str, Any]]) -> str:
+def as_json(table: object, nodes: list[_key_paths.Row]) -> str:
     """Encode a table of nodes as JSON; raise CodecError with the key path if the header of a node is not JSON."""
     try:
         return json.dumps(table, separators=(",", ":"))
@@ -255,7 +258,7 @@ def _align_bytes(data: Tensor) -> Tensor:
 
 
 def assemble_table(
-    nodes: list[dict[str, Any]],
+    nodes: list[_key_paths.Row],
     layout: Layout,
     values: list[object],
     storage: Tensor,
@@ -298,14 +301,14 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
     return {"nodes": nodes, "leaves": _storage.to_columns(layout), "values": values}
 
 
-def from_description(table: Any) -> tuple[Layout, list[dict[str, object]], list[Any]]:
+def from_description(table: Any) -> tuple[Layout, list[_key_paths.Row], list[Any]]:
     """Parse the result of :func:`describe` into (layout, nodes, values for :func:`join_values`)."""
     layout = _storage.from_columns(table["leaves"])
     _key_paths.check_tree(table["nodes"], len(layout.leaves), len(table["values"]))
     return layout, table["nodes"], table["values"]
 
 
-def join_values(values: list[tuple[Any, object]], nodes: list[dict[str, Any]]) -> list[Any]:
+def join_values(values: list[tuple[Any, object]], nodes: list[_key_paths.Row]) -> list[Any]:
     """Decode the values that :func:`describe` encoded; raise MissingPluginError with the key path if a plugin is missing."""
     return [
         join_value(plain, types, partial(_key_paths.format_value_path, nodes, i))
@@ -313,13 +316,13 @@ def join_values(values: list[tuple[Any, object]], nodes: list[dict[str, Any]]) -
     ]
 
 
-def _span(dtype: object, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
+def _span(dtype: object, shape: object, start: Any, stop: Any, pad: Any) -> Span:
     if not isinstance(shape, list) or {*map(type, (*shape, start, stop, pad))} != {int}:
         raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
     return Span(_storage.parse_dtype(str(dtype)), tuple(shape), start, stop, pad)
 
 
-def _plain(tree: Node, encoded: Encoded, layout: Layout) -> dict[str, Any]:
+def _plain(tree: Node, encoded: Encoded, layout: Layout) -> Level:
     """Build the structure in the plain form, which tensordict reads. Raise NotRepresentableError if that is impossible."""
     places = {id(leaf): place for leaf, place in zip(encoded.leaves, layout.leaves)}
     return _Writer(encode(tree, format_name=FORMAT), places).run()
@@ -336,7 +339,7 @@ class _Writer:
         self.orders: dict[str, list[str]] = {}
         self.absent: dict[str, list[str]] = {}
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Level:
         """Return the JSON object of the root."""
         for _ in expand([0], self._write_node):
             pass
@@ -379,7 +382,7 @@ class _Writer:
         below.append(ref)
         return 2
 
-    def _make_value(self, position: int, pointer: str) -> list[Any]:
+    def _make_value(self, position: int, pointer: str) -> list[object]:
         """Return the row of a value in the object of its parent."""
         row, cls = self.encoded.nodes[position], self.levels[position]["cls"]
         (name, i), *more = row["values"]
@@ -394,7 +397,7 @@ class _Writer:
         return [value, row["meta"]["batch_size"], row["meta"].get("device")]
 
 
-def _plain_level(row: dict[str, object], node: Node) -> dict[str, Any]:
+def _plain_level(row: _key_paths.Row, node: Node) -> Level:
     if "format" not in row or "class" in row:
         raise NotRepresentableError
     cls = kinds.of(node).layouts[FORMAT].names[0]
@@ -419,7 +422,7 @@ def _plain_leaf(key: str, leaf: Leaf) -> dict[str, object]:
 class _Reader:
     """Builder of a tree from a structure in the plain form, the JSON of tensordict."""
 
-    def __init__(self, views: Views, root: dict[str, Any], named: type | None = None) -> None:
+    def __init__(self, views: Views, root: Level, named: type | None = None) -> None:
         self.views = views
         self.root = root
         self.named = user_class(named)
@@ -430,9 +433,9 @@ class _Reader:
         self.orders: dict[str, list[str]] = {**ours["order"]}
         self.absent: dict[str, list[str]] = {**ours.get("absent", {})}
 
-    def node(self, level: dict[str, Any]) -> Any:
+    def node(self, level: Level) -> Any:
         """Build the root node from its JSON object, children before parents."""
-        root: tuple[dict[str, object], tuple[str, ...], str] = (level, (), "")
+        root: tuple[Level, tuple[str, ...], str] = (level, (), "")
         order = list(expand([root], _list_levels))
         built: dict[int, object] = {}
         keys = [self._leaves(current, path) for current, path, _ in order]
@@ -445,9 +448,9 @@ class _Reader:
             built[id(current)] = self._build(current, path, pointer, here, levels)
         return built[id(level)]
 
-    def _leaves(self, level: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    def _leaves(self, level: Level, path: tuple[str, ...]) -> list[str]:
         result: dict[str, Leaf] = {}
-        parts: dict[str, dict[str, Any]] = {}
+        parts: dict[str, dict[str, list[Any]]] = {}
         for key, entry in level["leaves"].items():
             name, role = _split_role(key)
             if name in result and (name not in parts or role is None or role in parts[name]):
@@ -470,7 +473,7 @@ class _Reader:
 
     def _build(
         self,
-        level: dict[str, Any],
+        level: Level,
         path: tuple[str, ...],
         pointer: str,
         leaves: dict[str, Tensor],
@@ -504,7 +507,7 @@ class _Reader:
         record = Record(meta, children, children, absent, size)
         return kind.layouts[FORMAT].unflatten(record)
 
-    def _get_device(self, saved: Any) -> str | None:
+    def _get_device(self, saved: str | None) -> str | None:
         """Return the device of the storage, to which the file may have been moved, if the node was saved with a device."""
         if saved is None:
             return None
@@ -553,7 +556,7 @@ def _get_inline_layout(name: str) -> NodeLayout | None:
     return form if form is not None and form.is_inline else None
 
 
-def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, object]]]:
+def _levels(level: Level) -> list[tuple[str, Level]]:
     """Return the child nodes of a JSON object. ``size`` is one only if it has a ``cls``; else it holds td's additions."""
     return [
         (key, below)
@@ -565,14 +568,14 @@ def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, object]]]:
 
 
 def _list_levels(
-    item: tuple[dict[str, object], tuple[str, ...], str],
-) -> list[tuple[dict[str, Any], tuple[str, ...], str]]:
+    item: tuple[Level, tuple[str, ...], str],
+) -> list[tuple[Level, tuple[str, ...], str]]:
     """Return the child nodes of a JSON object, each with its key path and JSON pointer."""
     level, path, pointer = item
     return [(child, (*path, key), pointer + _step(key)) for key, child in _levels(level)]
 
 
-def _by_last_name(name: Any) -> NodeKind | None:
+def _by_last_name(name: str) -> NodeKind | None:
     """Find the kind of a class by its unqualified name, as tensordict 0.5 and 0.6 wrote it; None if not unique."""
     fits = [
         kind

@@ -11,11 +11,14 @@ from td_core.spi import expand, show_path
 
 Path = tuple[str, ...]
 
+#: One row of the table of an encoded tree, described in :class:`td_core.Encoded`; JSON can store it.
+Row = dict[str, Any]
 
-def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | int]]:
+
+def walk(nodes: list[Row]) -> Iterator[tuple[Path, Row | int]]:
     """Iterate depth first over (key path, node) per node and (key path, position) per leaf."""
 
-    def list_below(item: tuple[Path, Any]) -> list[tuple[Path, Any]]:
+    def list_below(item: tuple[Path, Row | int]) -> list[tuple[Path, Row | int]]:
         path, node = item
         rows = [] if isinstance(node, int) else [*node["entries"], *node["members"]]
         return [
@@ -25,7 +28,7 @@ def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | i
     return expand([((), nodes[0])], list_below)
 
 
-def leaves(nodes: list[dict[str, Any]]) -> list[int]:
+def leaves(nodes: list[Row]) -> list[int]:
     """Return the positions of all leaves, depth first."""
     # This loop is written out for the rows "consolidate" of benchmarks/io.py.
     results: list[int] = []
@@ -46,7 +49,7 @@ def format_leaf_path(encoded: Encoded, leaf: int) -> str:
     return show_path(encoded.leaf_paths()[leaf])
 
 
-def format_value_path(nodes: list[dict[str, Any]], value: int) -> str:
+def format_value_path(nodes: list[Row], value: int) -> str:
     """Format the key path of the node that holds a value, for an error message."""
     for path, node in walk(nodes):
         if isinstance(node, dict) and any(position == value for _, position in node["values"]):

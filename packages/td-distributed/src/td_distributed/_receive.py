@@ -193,7 +193,7 @@ def _parse_cached(header: bytes) -> Message:
     return _wire.parse_message(header)
 
 
-def _order(left: list[dict[str, object]], right: list[dict[str, Any]]) -> list[tuple[int, int]]:
+def _order(left: list[_key_paths.Row], right: list[_key_paths.Row]) -> list[tuple[int, int]]:
     """Match the leaves of two trees by key path. Return (position in ``left``, position in ``right``) pairs."""
     if left == right:
         return [(position, position) for position in _key_paths.leaves(left)]

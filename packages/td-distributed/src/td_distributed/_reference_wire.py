@@ -19,7 +19,7 @@ from td_core import TensorCollection, encode
 from td_core.errors import StructureError
 from td_core.spi import count_users, expand, show_path
 
-from . import _storage
+from . import _key_paths, _storage
 from ._consolidated_backend import get_backend
 from ._memory import allocate
 
@@ -48,7 +48,7 @@ def sort_leaves(collection: TensorCollection) -> list[Tensor]:
     return leaves
 
 
-def _list_below(nodes: list[dict[str, Any]], ref: int | list[int]) -> list[Any]:
+def _list_below(nodes: list[_key_paths.Row], ref: int | list[int]) -> list[Any]:
     """Return references to the children of a node, the last one first; empty for a leaf."""
     if isinstance(ref, list):
         return []

@@ -58,7 +58,7 @@ class Message:
 
     header: bytes
     layout: Layout
-    nodes: list[dict[str, Any]]
+    nodes: list[_key_paths.Row]
     values: list[tuple[Any, Any]]
     together: bool
     spare: list[tuple[Tensor, memoryview, memoryview]] | None = None

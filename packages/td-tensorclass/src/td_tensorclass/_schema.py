@@ -18,10 +18,11 @@ from dataclasses import MISSING, dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from td_core import TensorCollection, TensorDict, unravel_key_to_tuple
 from td_core.errors import TensorDictError
-from td_core.spi import EntrySchema, set_module, suggest_keys
+from td_core.spi import EntrySchema, Node, set_module, suggest_keys
 
 from ._value_nodes import ValueNode
 
@@ -109,7 +110,7 @@ class Schema(EntrySchema):
         "options", "positional", "slots", "unprinted",
     )  # fmt: skip
 
-    def __init__(self, cls: type, options: Options, local_names: Mapping[str, Any]) -> None:
+    def __init__(self, cls: type, options: Options, local_names: Mapping[str, object]) -> None:
         self.cls = cls
         self.options = options
         self.converts_tensors = options.autocast
@@ -140,13 +141,13 @@ class Schema(EntrySchema):
         for name in self.names:
             self.hint(name)
 
-    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
         """Resolve all hints before a class is pickled by value: the unpickling process may lack the names in them."""
         for name in self.names:
             self.hint(name)
         return None, {name: getattr(self, name) for name in self.__slots__}
 
-    def _check(self, kept: Iterable[Any]) -> None:
+    def _check(self, kept: Iterable[dataclasses.Field[object]]) -> None:
         last_default = None
         for field in kept:
             if not field.init or field.kw_only:
@@ -174,7 +175,7 @@ class Schema(EntrySchema):
             results.append(kinds(name, kinds.KEYWORD_ONLY, default=default))
         return inspect.Signature(sorted(results, key=lambda item: item.kind))
 
-    def bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]:
+    def bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
         """Convert positional and keyword arguments to keyword arguments.
 
         Raises:
@@ -191,7 +192,7 @@ class Schema(EntrySchema):
             raise TypeError(f"{self.cls.__name__}() got {twice} both by position and by name")
         return {**provided, **kwargs}
 
-    def fill(self, given: Mapping[str, object]) -> tuple[dict[str, Any], list[Any]]:
+    def fill(self, given: Mapping[str, object]) -> tuple[dict[str, object], list[object]]:
         """Fill in defaults. Return the value per field (None if it has none) and the ``InitVar`` arguments.
 
         Raises:
@@ -229,7 +230,7 @@ class Schema(EntrySchema):
             raise TypeError(f"{self.cls.__name__}() misses the arguments {missing}, which have no default")
         return values, init_vars
 
-    def defaults(self, given: Container[str]) -> dict[str, Any]:
+    def defaults(self, given: Container[str]) -> dict[str, object]:
         """Return the defaults that are not None of the fields not in ``given``; factories are called."""
         result = {
             slot.name: slot.default if slot.factory is MISSING else slot.factory()
@@ -245,7 +246,7 @@ class Schema(EntrySchema):
             f"{self.cls.__name__} has no field {', '.join(map(repr, listed))}: {suggest_keys(listed[0], self.names)}"
         )
 
-    def check_keys(self, keys: Mapping[str, Any]) -> None:
+    def check_keys(self, keys: Mapping[str, object]) -> None:
         """Raise UnknownFieldError if one of the keys is not a field."""
         if not keys.keys() <= self.names.keys():
             unknown = [key for key in keys if unravel_key_to_tuple(key)[0] not in self.names]
@@ -282,7 +283,7 @@ class Schema(EntrySchema):
         cls: Any = self.cls
         return cls._wrap(cls._add_defaults(node._tensordict, ())) if isinstance(node, cls) else node
 
-    def list_entries(self, node: Any) -> dict[str, Any]:
+    def list_entries(self, node: Node) -> dict[str, Tensor | Node | None]:
         """Return the entries of a node, and None for the other fields."""
         present = node._children()
         return {**present, **{name: None for name in self.names if name not in present}}
@@ -329,7 +330,7 @@ def _list_arguments(cls: Any) -> list[dataclasses.Field[object]]:
     return [item for item in declared.values() if item._field_type.name != "_FIELD_CLASSVAR"]
 
 
-def annotations_of(cls: type) -> dict[str, Any]:
+def annotations_of(cls: type) -> dict[str, object]:
     """Return the annotations of a class without inherited ones; undefined names remain strings or ``ForwardRef``."""
     # Python 3.14 evaluates annotations on access (PEP 649), which raises NameError for undefined names.
     if sys.version_info >= (3, 14):

@@ -264,21 +264,21 @@ class NonTensorNode(ValueNode):
         for item in items:
             if not isinstance(item, NonTensorNode):
                 raise kind_mismatch_error(self, item, path)
+        nodes: Sequence[Any] = items  # all of them are NonTensorNodes
         if plan.alike:
-            _check_even(items, plan, path)
+            _check_even(nodes, plan, path)
         size, names = plan.resize_batch(self._batch_size), plan.rename_dims(self._names)
         if self._is_single_after_join(items, plan.stacks):
             return self._copy_with(size, self._device, names)
-        tail = find_hidden_size(items)
-        values = concat_values(items, plan.dim, tail) if plan.alike else _select_values(items, plan)
+        tail = find_hidden_size(nodes)
+        values = concat_values(nodes, plan.dim, tail) if plan.alike else _select_values(nodes, plan)
         made = type(self) if isinstance(self, self._stack) else self._stack
         if tail:
             stack = made._of(values, torch.Size((*size, *tail)), self._device)
             stack._hidden, stack._batch_size, stack._names = len(tail), size, names
-            nodes: Sequence[Any] = items
             stack._emerges = next(node._emerges for node in nodes if node._hidden)
             return stack
-        return made._make_stack_or_value(values, size, self._device, names, find_joints(items, plan))
+        return made._make_stack_or_value(values, size, self._device, names, find_joints(nodes, plan))
 
     def _compare(self, other: object, single: Callable[..., object]) -> Tensor:
         """Compare values elementwise with a comparison of torch. Return a bool tensor of the batch size."""
@@ -465,7 +465,7 @@ def nest_values(values: list[object], size: Sequence[int], made: Callable[..., o
     return made(nest_values(values[i * step : (i + 1) * step], size[1:], made) for i in range(size[0]))
 
 
-def _check_even(items: Sequence[Any], plan: Any, path: tuple[str, ...]) -> None:
+def _check_even(items: Sequence[NonTensorNode], plan: Any, path: tuple[str, ...]) -> None:
     """Raise StructureError if the batch sizes of nodes to join do not match."""
     dim, first = plan.dim, items[0]._batch_size
     for i, item in enumerate(items):
@@ -508,21 +508,21 @@ def find_hidden_size(items: Sequence[Any]) -> torch.Size:
     return tail
 
 
-def expand_to_tail(item: Any, tail: torch.Size) -> list[object]:
+def expand_to_tail(item: NonTensorNode, tail: torch.Size) -> list[object]:
     """Return the values of a node, expanded to its batch size followed by the dims of ``tail``."""
     size = torch.Size((*item.batch_size, *tail))
     if not tail or item._hidden == len(tail):
-        return item._expand_values(size)  # type: ignore[no-any-return]
+        return item._expand_values(size)
     count = tail[item._hidden :].numel()
     own = torch.Size((*item.batch_size, *tail[: item._hidden]))
     return [value for value in item._expand_values(own) for _ in range(count)]
 
 
 def concat_values(
-    items: Sequence[Any],
+    items: Sequence[NonTensorNode],
     dim: int,
     tail: torch.Size = torch.Size(),
-    of: Callable[[Any], list[Any]] | None = None,
+    of: Callable[[NonTensorNode], list[Any]] | None = None,
 ) -> list[Any]:
     """Concatenate the values of nodes along ``dim``, in C order of the result."""
     # ``tail`` are the sizes of the dims that vmap hides; ``of`` returns the items of a node to use in place of its values.
@@ -543,7 +543,7 @@ def concat_values(
     ]
 
 
-def find_joints(items: Sequence[Any], plan: Any) -> Joints | None:
+def find_joints(items: Sequence[NonTensorNode], plan: Any) -> Joints | None:
     """Compute the :data:`Joints` of a stack or concatenation; None if the values vary along all of its dims."""
     ndim = len(items[0].batch_size)
     if not plan.alike or (plan.stacks and not ndim):
@@ -566,7 +566,7 @@ def find_joints(items: Sequence[Any], plan: Any) -> Joints | None:
     return tuple(sorted(made)), concat_values(items, plan.dim, of=are_one)
 
 
-def _select_values(items: Sequence[Any], plan: Any) -> list[object]:
+def _select_values(items: Sequence[NonTensorNode], plan: Any) -> list[object]:
     """Gather the values that a plan with several inputs, such as ``where``, selects from nodes of one batch size."""
     values: list[object] = []
     places: list[Tensor] = []

@@ -40,7 +40,7 @@ from .run import Transaction
 
 Path = tuple[str, ...]
 
-_DICTS = {dict, Through}
+_DICTS: set[type] = {dict, Through}
 
 #: Target node, source node or mapping, requested keys (None for all), and key path.
 Level = tuple[Any, Any, Any, Path]
