@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .typing import DeviceType
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def as_tensor(value: object, dtype: torch.dtype | None = None, device: DeviceType | None = None) -> Tensor:
@@ -30,7 +33,7 @@ def tensors_in(index: object) -> object:
     return as_tensor(index) if isinstance(index, np.ndarray) else index
 
 
-def _can_share(array: np.ndarray[Any, Any]) -> bool:
+def _can_share(array: npt.NDArray[np.generic]) -> bool:
     flags, dtype = array.flags, array.dtype
     # Tensor strides count elements, but strides of a field in a structured array may not be multiples of the element size.
     in_items = all(step >= 0 and step % dtype.itemsize == 0 for step in array.strides)

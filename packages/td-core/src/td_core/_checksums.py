@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ._buffers import as_bytes
 from .errors import FormatError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class _Crc32:
@@ -18,7 +21,7 @@ class _Crc32:
     def __init__(self) -> None:
         self._value = 0
 
-    def update(self, data: Any, /) -> None:
+    def update(self, data: Buffer, /) -> None:
         self._value = zlib.crc32(data, self._value)
 
     def hexdigest(self) -> str:

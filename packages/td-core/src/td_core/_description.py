@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ._buffers import has_memory
+from ._collection import Core
 from ._dtypes import SHORT_NAMES
 from ._inspection import show_size
 from ._nested_components import get_parts
@@ -93,7 +94,7 @@ class Description:
         return f"<table><caption>{title}</caption>{line(head, 'th')}{body}</table>"
 
 
-def describe(root: Any) -> Description:
+def describe(root: Core) -> Description:
     """Return the table of a collection; reads no element, and stacks no members."""
     encoded = encode(root)
     paths, nodes = encoded.leaf_paths(members=False), encoded.node_paths(members=False)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ._collection import Core
+from ._collection import Core, CoreT
 from ._walks import expand, list_nested, walk
 from .typing import DeviceType
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from ._nodes import Row
+
 
 _IS_CPU = attrgetter("is_cpu")
 
@@ -49,7 +51,7 @@ def set_device_labels(node: Core, device: torch.device | None) -> None:
         level._set_device(device)
 
 
-def fix_decoded_devices(result: T, nodes: Iterable[dict[str, Any]], leaves: Iterable[Tensor]) -> T:
+def fix_decoded_devices(result: CoreT, nodes: Iterable[Row], leaves: Iterable[Tensor]) -> CoreT:
     """Correct the device labels of a decoded collection, which came from encoded ``nodes`` and ``leaves``."""
     labels = {node["meta"].get("device") for node in nodes} - {None}
     if labels and (labels != {"cpu"} or not all(map(_IS_CPU, leaves))):
@@ -57,7 +59,7 @@ def fix_decoded_devices(result: T, nodes: Iterable[dict[str, Any]], leaves: Iter
     return result
 
 
-def fix_device_metadata(result: Any) -> None:
+def fix_device_metadata(result: Core) -> None:
     """Correct device labels that differ from the devices of the leaves, as after ``torch.load(map_location=...)``."""
     for level in expand([result], lambda level: list_nested(level) if level.device is None else ()):
         if level.device is None:

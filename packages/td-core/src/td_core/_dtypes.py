@@ -86,7 +86,9 @@ def _shorten(name: str) -> str:
 
 
 #: The names in the compact form of collections, such as ``bf16`` and ``u8``.
-SHORT_NAMES: dict[Any, str] = {dtype: _shorten(str(dtype).removeprefix("torch.")) for dtype in NAMES.values()}
+SHORT_NAMES: dict[torch.dtype | None, str] = {
+    dtype: _shorten(str(dtype).removeprefix("torch.")) for dtype in NAMES.values()
+}
 
 #: A function (leaf, 0-d operand) -> operand with the dtype that promotes correctly with the leaf.
 ScalarBeside = Callable[[Tensor, Tensor], Tensor]

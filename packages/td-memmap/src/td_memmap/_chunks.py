@@ -67,7 +67,7 @@ def _iter_cuda_chunks(leaf: Tensor) -> Iterator[object]:
     # Pass the device: the default device may be a GPU.
     buffers = [torch.empty(room, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
     stream = torch.cuda.current_stream(leaf.device)
-    waiting: tuple[Tensor, Any] | None = None
+    waiting: tuple[Tensor, torch.cuda.Event] | None = None
     for position, part in enumerate(_split_blocks(leaf.detach())):
         # A part has at most CHUNK_SIZE bytes, so a buffer is large enough for it.
         source = as_bytes(part)

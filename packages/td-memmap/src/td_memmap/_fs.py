@@ -21,12 +21,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from td_core.errors import FormatError
 from td_core.spi import visit
 
 from . import _file_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 Parts = tuple[str, ...]
 Opened = TypeVar("Opened")
@@ -59,14 +62,14 @@ def _open_error(error: OSError, path: str) -> OSError:
     return OSError(code, os.strerror(code), path)
 
 
-def write_all(fd: int, data: Any) -> None:
+def write_all(fd: int, data: Buffer) -> None:
     """Write a complete buffer to an open file."""
     view = memoryview(data)
     while len(view):
         view = view[os.write(fd, view[:_LONGEST_WRITE]) :]
 
 
-def write_at(fd: int, data: Any, offset: int) -> None:
+def write_at(fd: int, data: Buffer, offset: int) -> None:
     """Write a complete buffer at byte ``offset`` of an open file."""
     view = memoryview(data)
     while len(view):
@@ -352,7 +355,7 @@ class DirectoryTree:
                 raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
             return self.create(parts, name)
 
-    def write(self, parts: Parts, name: str, data: object, *, sync: bool = False) -> None:
+    def write(self, parts: Parts, name: str, data: Buffer, *, sync: bool = False) -> None:
         """Write a new small file."""
         try:
             with closing(self.create(parts, name)) as fd:
@@ -363,7 +366,7 @@ class DirectoryTree:
             raise add_path(error, "cannot write it", self.show(parts, name)) from error
 
     def replace(
-        self, parts: Parts, name: str, data: object, *, sync: bool = False, temporary: str = ""
+        self, parts: Parts, name: str, data: Buffer, *, sync: bool = False, temporary: str = ""
     ) -> None:
         """Replace a small file in one step: readers see either the old or the new content."""
         temporary = temporary or f"{_file_names.TEMPORARY}{secrets.token_hex(4)}"

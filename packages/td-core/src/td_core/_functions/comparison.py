@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -60,7 +60,9 @@ def assert_close(
             raise TypeError(f"assert_close compares collections; got {type(value).__name__}")
     check = partial(torch.testing.assert_close, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
-    def compare(first: TensorCollection, second: Core, parent_path: Any) -> Iterator[tuple[Any, object, Any]]:
+    def compare(
+        first: TensorCollection, second: Core, parent_path: tuple[str, ...]
+    ) -> Iterator[tuple[object, ...]]:
         same_size = first.batch_size == second.batch_size
         for actual_node, expected_node in first._zip_members(second) if same_size else [(first, second)]:
             left, right = actual_node._children(), expected_node._children()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import methodcaller
-from typing import Any
 
 from torch import Tensor
 from typing_extensions import Self
@@ -184,5 +183,5 @@ class ElementMixin(ShapeMixin):
         return self._transform(elements.narrow_plan(self.batch_size, dim, start, length))
 
 
-def _write_inverse(owner: object, result: object, inverse: Any) -> None:
+def _write_inverse(owner: object, result: object, inverse: Callable[[object], object]) -> None:
     write_back(owner, inverse(result))

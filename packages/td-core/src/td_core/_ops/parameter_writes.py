@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._collection import Core
+from .._collection import Child, Core
 from .._walks import has_entries, map_levels, walk
 from ..errors import StructureError
 
@@ -36,7 +36,7 @@ def write_unrecorded(root: Core, write: Callable[[Any], object]) -> None:
 def _replace_parameters(root: Core, copied: list[tuple[Core, Core]]) -> object:
     """Return a shallow copy with detached leaves in place of those of modules; list each node with its copy."""
 
-    def fill(node: Core, entries: dict[str, Any], inside: bool) -> Iterator[tuple[str, Core, bool]]:
+    def fill(node: Core, entries: dict[str, Child], inside: bool) -> Iterator[tuple[str, Core, bool]]:
         inside = inside or isinstance(node, nn.Module)
         for key, child in dict(node._children()).items():
             if has_entries(child):
@@ -44,7 +44,7 @@ def _replace_parameters(root: Core, copied: list[tuple[Core, Core]]) -> object:
             else:
                 entries[key] = child.detach() if inside and isinstance(child, Tensor) else child
 
-    def make(node: Core, entries: dict[str, Any]) -> Core:
+    def make(node: Core, entries: dict[str, Child]) -> Core:
         copy = node._with_children(entries)
         copied.append((node, copy))
         return copy

@@ -604,7 +604,7 @@ def _ternary(
         raise_at_leaf(error, name, node, this.single, leaves, *operands)
 
 
-def _broadcast_batch(node: Core, *others: Operand) -> Any:
+def _broadcast_batch(node: CoreT, *others: Operand) -> CoreT:
     """Expand a collection to the batch size that it has together with its operands; unchanged if they do not broadcast."""
     for other in others:
         shape = getattr(other, "shape", ())
