@@ -288,9 +288,8 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             if isinstance(value, NonTensorDataBase):
                 return self._replace_value(value._value)
             # Writing a stack whose elements all equal this value is a no-op.
-            if isinstance(value, self._stack) and value.batch_size == self._batch_size:
-                if all(is_same_value(item, self._value) for item in value._expand_values(self._batch_size)):
-                    return self
+            if self._is_value_of_all(value):
+                return self
         self._check_index_put(index, value)
         keeper, shown = self._cells[2], self._shown_stack()
         stack = self._expand_value() if shown is None else shown
@@ -305,6 +304,13 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             stack._keeper = keeper.of_each()
         stack._assign(index, value)
         return stack
+
+    def _is_value_of_all(self, stack: object) -> bool:
+        """Return True if each element of a stack of the same batch size has the value of this node."""
+        size = self._batch_size
+        if not isinstance(stack, self._stack) or stack.batch_size != size:
+            return False
+        return all(is_same_value(item, self._value) for item in stack._expand_values(size))
 
     def _replace_value(self, value: object) -> Self:
         """Write another value to this node, to its views, and to the storage of the package that saved it."""
