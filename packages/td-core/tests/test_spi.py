@@ -14,6 +14,10 @@ def test_members_are_few_and_listed_once() -> None:
     assert len(MEMBERS) == len(spi.REQUIRED) + len(spi.PROVIDED) + len(spi.OVERRIDABLE) <= 60
 
 
+def test_exported_names_are_few() -> None:
+    assert len(spi.__all__) == len({*spi.__all__}) <= 65
+
+
 @pytest.mark.parametrize("name", MEMBERS)
 def test_member_exists_and_has_one_sentence(name: str) -> None:
     assert hasattr(TensorDict, name)

@@ -75,7 +75,9 @@ class Record:
             meta["names"] = list(node._names)
         if node._locked is True:
             meta["locked"] = True
-        return cls({**meta, **fields}, entries or {}, values=values or {})
+        if fields:
+            meta.update(fields)
+        return cls(meta, {} if entries is None else entries, {}, {} if values is None else values)
 
     def read_field(self, name: str, *types: type) -> Any:
         """Return a field of the header, whose type must be one of ``types``. With NoneType it may be missing.

@@ -141,7 +141,9 @@ class ReprMixin(Core):
         """Return what is printed of this node; a lazy stack describes its entries without stacking them."""
         leaf = unwrap_entry(self)
         text = f"{SHORT_NAMES[leaf.dtype]}{list(leaf.shape)}" if isinstance(leaf, Tensor) else None
-        return PrintedNode([_print_leaf(*item) for item in dict(self._children()).items()], text=text)
+        return PrintedNode(
+            [_print_leaf(key, child) for key, child in dict(self._children()).items()], text=text
+        )
 
 
 def _print_leaf(key: str, child: object) -> PrintedLeaf:
