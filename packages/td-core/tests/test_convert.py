@@ -108,6 +108,24 @@ class TestFromDict:
         with pytest.raises(error, match=message):
             td_core.from_dict(source, **kwargs)
 
+    @pytest.mark.parametrize(
+        ("source", "expected"),
+        [
+            ({"a": {"c": 1}, ("a", "c"): 2}, {("a", "c"): 2}),
+            ({("a", "c"): 2, "a": {"c": 1}}, {("a", "c"): 1}),
+            ({"a": {"d": 2}, ("a", "b"): {"c": 1}}, {("a", "b", "c"): 1, ("a", "d"): 2}),
+            ({("a", "b"): {"c": 1}, "a": {"d": 2}}, {("a", "b", "c"): 1, ("a", "d"): 2}),
+            ({("a", "b"): {"c": 1}, ("a", "b", "c"): 2}, {("a", "b", "c"): 2}),
+            ({"a": {"b": {"c": 1}}, ("a", "b", "d"): 2}, {("a", "b", "c"): 1, ("a", "b", "d"): 2}),
+            ({"a": 1, ("b", "c"): {"d": 2}, "b": {"e": 3}}, {"a": 1, ("b", "c", "d"): 2, ("b", "e"): 3}),
+        ],
+    )
+    @pytest.mark.parametrize("build", [TensorDict.from_dict, lambda source: TensorDict({"n": source})["n"]])
+    def test_from_dict_with_nested_keys_keeps_all_entries(
+        self, build: Any, source: Any, expected: Any
+    ) -> None:
+        assert {key: int(leaf) for key, leaf in build(source).items(True, True)} == expected
+
     def test_from_dict_mapping_containing_itself_raises(self) -> None:
         source: dict[str, Any] = {"a": 1}
         source["self"] = {"again": source}

@@ -321,6 +321,7 @@ def build_nested(
     # By hand: the row `from_dict` of benchmarks/ops.py.
     while todo:
         mapping, node, entries, prefix = todo.pop()
+        first = len(todo)
         for key, value in mapping.items():
             if isinstance(value, Tensor) and type(value) not in WRAPPED:
                 if type(key) is str and device is None:
@@ -334,9 +335,14 @@ def build_nested(
                         continue
                 content = None
             else:
-                content = (
-                    value if type(value) is dict else None if get_content is None else get_content(value)
-                )
+                content = value if type(value) is dict else get_content and get_content(value)
+            if type(key) is not str:
+                # A nested key can lead into a node that the loop has not filled yet.
+                for inner_source, _, inner, below in todo[first:]:
+                    inner.update(
+                        build_nested(inner_source, batch_size, device, below, get_content, seen)._dict
+                    )
+                del todo[first:]
             if content is None or (get_content is None and type(key) is not str):
                 node._set_path(key, value, prefix)
                 continue
@@ -347,7 +353,11 @@ def build_nested(
                 seen.add(id(value))
             if type(key) is str:
                 inner: dict[str, Child] = {}
-                entries[key] = child = make_dense(inner, batch_size, device)
+                child: Any = make_dense(inner, batch_size, device)
+                if key in entries and type(entries[key]) is type(root):  # a nested key has created the node
+                    child = entries[key]
+                    inner = child._dict
+                entries[key] = child
                 todo.append((content, child, inner, below))
             else:
                 child = build_nested(content, batch_size, device, below, get_content, seen)
