@@ -263,7 +263,7 @@ def _list_members(
         self: Any,
         include_nested: bool = False,
         leaves_only: bool = False,
-        is_leaf: Any = None,
+        is_leaf: object = None,
         **options: Any,
     ) -> object:
         if is_leaf is MEMBERS_AS_NODES and include_nested:

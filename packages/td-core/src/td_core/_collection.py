@@ -291,13 +291,13 @@ class Core(ABC):
         """Return the direct children: the members of a lazy stack, the entries of any other node."""
         return list(self._children().values())
 
-    def _split_value(self, value: object) -> Sequence[tuple[Core, Any]]:
+    def _split_value(self, value: object) -> Sequence[tuple[Core, object]]:
         """Pair each member of a lazy stack with its part of a value that is written; other kinds return no pairs."""
         return ()
 
     def _split_update(
         self, plan: Any, source: Core, wanted: object, path: tuple[str, ...]
-    ) -> Sequence[tuple[Core, Any]] | None:
+    ) -> Sequence[tuple[Core, object]] | None:
         """Pair each member of a lazy stack with its part of the source of an update; None if the entries are updated."""
         return None
 

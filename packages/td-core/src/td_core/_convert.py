@@ -341,7 +341,7 @@ def _as_entry(node: Core, key: str, value: object) -> object:
     return node._schema.convert_plain(key, value)
 
 
-def _with_values(mapping: Mapping[object, object], like: Core) -> dict[Any, object]:
+def _with_values(mapping: Mapping[object, object], like: Core) -> dict[object, object]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
 
     def fill(
@@ -355,7 +355,7 @@ def _with_values(mapping: Mapping[object, object], like: Core) -> dict[Any, obje
             else:
                 out[key] = _as_entry(node, key, value) if isinstance(key, str) else value
 
-    values: dict[Any, object] = map_levels(like, fill, mapping, make=lambda _, out: out)
+    values: dict[object, object] = map_levels(like, fill, mapping, make=lambda _, out: out)
     return values
 
 

@@ -200,7 +200,7 @@ def has_leaf_kind(row: Row) -> bool:
     return kind is not None and kind.is_leaf
 
 
-def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: bool = True) -> Any:
+def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: bool = True) -> object:
     """Implement :meth:`Encoded.build`."""
     try:
         values = [join(plain, types) for plain, types in encoded.values]

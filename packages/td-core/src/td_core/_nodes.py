@@ -345,7 +345,7 @@ class Encoded:
         >>> encode(TensorDict({"a": 1})).make_header(["array 0"])["leaves"]
         ['array 0']
         """
-        header: dict[str, Any] = _dump_table(self, places)
+        header: dict[str, object] = _dump_table(self, places)
         return header
 
     def check_rows(self, where: str) -> None:
@@ -438,7 +438,7 @@ def encode(
     classes: dict[int, type] = {}
     todo: list[tuple[int, Row]] = [(0, {})]
     known: dict[int, int] = {}
-    attributes: dict[int, dict[str, Any]] = {}
+    attributes: dict[int, dict[str, object]] = {}
     objects: list[Core] = [tree]  # keeps the nodes alive, so that their ids stay unique
     ordered = True
     while todo:

@@ -145,7 +145,7 @@ def _has_only_elements(leaf: Tensor) -> bool:
     return leaf.untyped_storage().nbytes() == leaf.nbytes
 
 
-_foreign: Callable[[type, Any], Any] | None = None
+_foreign: Callable[[type, object], Any] | None = None
 
 
 def set_foreign_state(read: Callable[[type, Any], Any]) -> None:

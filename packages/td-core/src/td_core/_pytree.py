@@ -54,7 +54,7 @@ def register(
     """
     # torch.export.save stores a context as ``dump(context)``, which the value codec writes; ``load`` is the inverse.
 
-    def with_keys(node: Core) -> tuple[list[tuple[Any, Any]], object]:
+    def with_keys(node: Core) -> tuple[list[tuple[Any, object]], object]:
         children, context = flatten(node)
         return [(torch_pytree.MappingKey(key), child) for key, child in zip(keys(context), children)], context
 

@@ -68,7 +68,7 @@ class Record:
         >>> Record.of(TensorDict({"a": torch.zeros(3)}, batch_size=[3]).lock_(), unit="m").meta
         {'batch_size': [3], 'locked': True, 'unit': 'm'}
         """
-        meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
+        meta: dict[str, object] = {"batch_size": list(node.batch_size)}
         if node.device is not None:
             meta["device"] = str(node.device)
         if node._names is not None:

@@ -69,7 +69,7 @@ new_object: Callable[[type[T]], T] = (
 )
 
 #: Function that asserts a condition, also in a graph of torch.compile.
-assert_in_graph: Callable[[Any], None] = _find("_check")
+assert_in_graph: Callable[[object], None] = _find("_check")
 
 #: Constructor of tensors of a subclass without elements.
 make_wrapper: Callable[..., Any] = _find("Tensor._make_wrapper_subclass")
@@ -175,8 +175,8 @@ def unwrap_transforms(tensor: Tensor) -> Tensor:
 
 
 _get_transforms: Callable[[], Any] = _find("_C._functorch.get_interpreter_stack", lambda: None)
-_VMAP: Any = _find("_C._functorch.TransformType.Vmap")
-_DERIVATIVES: tuple[Any, ...] = (_GRAD, _find("_C._functorch.TransformType.Jvp"))
+_VMAP: object = _find("_C._functorch.TransformType.Vmap")
+_DERIVATIVES: tuple[object, ...] = (_GRAD, _find("_C._functorch.TransformType.Jvp"))
 
 
 def find_refusing_transform(target: Tensor, operands: Iterable[object]) -> str | None:
@@ -242,7 +242,7 @@ def get_base(tensor: Tensor) -> Tensor | None:
 
 
 _creation_of: Callable[[Tensor], object] | None = _find("_C._autograd._get_creation_meta")
-_DEFAULT: Any = _find("_C._autograd.CreationMeta.DEFAULT")
+_DEFAULT: object = _find("_C._autograd.CreationMeta.DEFAULT")
 
 
 def is_read_only_view(tensor: Tensor) -> bool:

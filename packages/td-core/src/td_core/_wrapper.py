@@ -161,7 +161,7 @@ class Wrapper(TensorCollection):
 
     def _split_update(
         self, plan: Any, source: Core, wanted: object, path: tuple[str, ...]
-    ) -> Sequence[tuple[Core, Any]] | None:
+    ) -> Sequence[tuple[Core, object]] | None:
         parts = self._tensordict._split_update(plan, source, wanted, path)
         return parts and [(self._wrap_holder(member), part) for member, part in parts]
 

@@ -147,7 +147,7 @@ def _keep_alive(work: dist.Work, data: Tensor) -> None:
 
 
 #: The last receiving thread per (group, peer rank, first tag): receives with the same key run in the order of the calls.
-_TAKING: WeakValueDictionary[tuple[Any, int | None, int], Thread] = WeakValueDictionary()
+_TAKING: WeakValueDictionary[tuple[object, int | None, int], Thread] = WeakValueDictionary()
 
 
 class RecvWork:

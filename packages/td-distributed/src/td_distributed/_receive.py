@@ -38,7 +38,7 @@ class ReceiveTarget:
         self.cache = None if self.state is None else self.state.encode_cached(collection)
         self.last: Message | None = None if self.cache is None else self.cache.received
         self._apart: tuple[Encoded, _storage.Layout] | None = None
-        self._checked: tuple[Encoded, _storage.Layout, list[Any]] | None = None
+        self._checked: tuple[Encoded, _storage.Layout, list[object]] | None = None
 
     def prepare(self) -> None:
         """Encode the collection ahead of :meth:`check`, unless the previous message is expected again."""

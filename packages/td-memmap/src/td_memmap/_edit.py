@@ -226,7 +226,7 @@ def _stale_save_error(name: str, what: str) -> StructureError:
     )
 
 
-def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
+def refresh(data: Any, *, allow_pickle: bool = False) -> object:
     """Reload a mapped collection from its save; raise StructureError if the save is of another kind or missing."""
     saved = _require_backend(data)
     if saved.path is None:

@@ -172,7 +172,7 @@ def check_target(out: TensorCollection) -> None:
 def drop_missing(out: TensorCollection, loaded: object) -> None:
     """Delete the entries of ``out`` that ``loaded`` does not have."""
 
-    def drop(node: TensorCollection, wanted: object) -> Iterator[tuple[Any, object]]:
+    def drop(node: TensorCollection, wanted: object) -> Iterator[tuple[object, object]]:
         # A stack does not list entries that only some members have, so visit each member.
         for holder, part in node._zip_members(wanted):
             kept = set(part.keys())

@@ -140,7 +140,7 @@ class _Level:
     above: torch.Size = torch.Size()
     names: list[str | None] | None = None
 
-    def list_own_dims(self) -> dict[str, list[Any]]:
+    def list_own_dims(self) -> dict[str, list[object]]:
         """Return the batch size and dim names of the node that differ from those of its parent."""
         own: dict[str, list[object]] = {}
         size, names = self.node.batch_size, self.node._names

@@ -117,7 +117,7 @@ def _check_names(cls: Any, root: TensorCollection, schema: Schema) -> None:
 
 
 def _make_property(name: str) -> property:
-    def read(self: Any) -> Any:
+    def read(self: Any) -> object:
         try:
             child = self._tensordict._get_child(name)
         except KeyError:

@@ -101,10 +101,10 @@ def register_class(cls: Any) -> None:
     if before is not None and before.type._schema.names and not cls._schema.names:
         kinds.register(before)
 
-    def tree_flatten(node: Any) -> tuple[list[TensorCollection], tuple[Any, ...]]:
+    def tree_flatten(node: Any) -> tuple[list[TensorCollection], tuple[object, ...]]:
         return [node._tensordict], ()
 
-    def tree_unflatten(children: Iterable[Any], context: tuple[object, ...]) -> Any:
+    def tree_unflatten(children: Iterable[Any], context: tuple[object, ...]) -> object:
         (inner,) = children
         if cls._schema.options.frozen and isinstance(inner, TensorCollection) and _has_only_tensors(inner):
             lock_nodes(inner)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 #: Cache of the classes of lazy stacks of a class.
-_stack_classes: dict[type, Any] = {}
+_stack_classes: dict[type, object] = {}
 
 
 class _KeySchema(EntrySchema):
@@ -287,7 +287,7 @@ def _check_options(names: Iterable[str]) -> None:
 
 
 def _accessor(name: str, get_default: Callable[[object], object]) -> property:
-    def read(self: Any) -> Any:
+    def read(self: Any) -> object:
         try:
             entry = self._children()[name]
         except KeyError:

@@ -274,7 +274,7 @@ def _is_alias(shown: Tensor, payload: Tensor) -> bool:
     return not is_traced() and shown.data_ptr() == payload.data_ptr() and shown.shape == payload.shape
 
 
-def _show(payload: Tensor) -> Any:
+def _show(payload: Tensor) -> object:
     """Convert a payload to an UnbatchedTensor: the same object if autograd or a module refers to it, else an alias."""
     if type(payload) is UnbatchedTensor:
         return payload

@@ -108,7 +108,7 @@ def filter_entries(source: Core | Mapping[Any, object], tree: KeyTree) -> Any:
     """Return the entries of a mapping or collection whose keys are in a key tree."""
     if isinstance(source, Core):
         return restrict(source, tree, False)
-    kept: dict[object, Any] = {}
+    kept: dict[object, object] = {}
     for key, value in source.items():
         first, *rest = unravel_key_to_tuple(key)
         below = tree.get(first, {})

@@ -309,7 +309,9 @@ def reorder_like(
     )
 
 
-def _reorder_level(node: Core, ref: Core, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool) -> Any:
+def _reorder_level(
+    node: Core, ref: Core, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool
+) -> object:
     def fill_level(own: Core, out: dict[str, object], given_node: Core) -> Iterator[tuple[str, Core, object]]:
         a, b = own._children(), given_node._children()
         for key in list(a):
@@ -342,7 +344,7 @@ def convert_values(node: Core, ref: Core) -> Any:
     )
 
 
-def _convert_level(node: Core, ref: Core) -> Any:
+def _convert_level(node: Core, ref: Core) -> object:
     def fill_level(own: Core, out: dict[str, object], given: Core) -> Iterator[tuple[str, Core, Core]]:
         for key, child in dict(own._children()).items():
             other = given._children().get(key)

@@ -523,7 +523,7 @@ def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:
     return coerce(value, size, node.device, ())
 
 
-def _make_value(value: object, node: Core, held: object, assign: bool) -> Any:
+def _make_value(value: object, node: Core, held: object, assign: bool) -> object:
     """Wrap a value in a value node, since a bare number or list would be converted to a tensor."""
     level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
     if _find_kind(level) is None:

@@ -156,7 +156,7 @@ class _ArrayBuilder:
         self.places: list[Place] = [None] * len(leaves)
         self._leaves, self._dtypes, self._names, self._join = leaves, dtypes, names, join
         #: Names of the arrays of tied leaves, by what they have in common.
-        self._known: dict[Any, str] = {}
+        self._known: dict[object, str] = {}
 
     def add_stack(self, stack: Stack, dims: list[str | None], path: tuple[str, ...]) -> None:
         """Add an array for the leaves of the members of a lazy stack."""

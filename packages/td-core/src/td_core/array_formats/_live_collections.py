@@ -101,7 +101,7 @@ def set_entry(table: Encoded, path: KeyPath, other: Encoded, source: KeyPath = (
     found = _find_reference(other, source)
     part = Encoded([], [other.leaves[found[0]]], []) if isinstance(found, list) else prune_table(other, found)
 
-    def shift(ref: Any) -> Any:
+    def shift(ref: Any) -> object:
         return [ref[0] + leaves] if isinstance(ref, list) else ref + nodes
 
     added = [

@@ -23,7 +23,7 @@ from ..array_formats import as_storable
 __all__ = ["assert_same", "make_samples", "make_value_samples"]
 
 
-def make_samples() -> dict[str, Any]:
+def make_samples() -> dict[str, object]:
     """Build collections of every kind of td-core, by name."""
     return {
         "flat": TensorDict({"a": torch.arange(3.0), "b": torch.ones(3, 2)}, batch_size=[3]),
@@ -75,7 +75,7 @@ def _make_leaves_of_all_dtypes() -> dict[str, Tensor]:
     return leaves
 
 
-def make_value_samples() -> dict[str, Any]:
+def make_value_samples() -> dict[str, object]:
     """Build collections of values and tensorclasses, by name; empty without td-tensorclass."""
     if importlib.util.find_spec("td_tensorclass") is None:
         return {}

@@ -48,7 +48,7 @@ INDICES: dict[str, object] = {
     "numpy int": np.int64(1),
 }
 
-POINTWISE: dict[str, Callable[[Any], Any]] = {
+POINTWISE: dict[str, Callable[[Any], object]] = {
     "neg": lambda x: -x,
     "add": lambda x: x + 2,
     "radd": lambda x: 2 + x,

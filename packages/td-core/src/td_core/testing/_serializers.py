@@ -346,7 +346,7 @@ class SerializerTests:
             {"a": torch.arange(5.0), "n": {"b": torch.arange(10).view(5, 2)}}, batch_size=[5]
         )
         path = self._save(tmp_path, collection)
-        rows: list[Any] = [0, -1, slice(1, 4), slice(None, None, 2), slice(5, 5), [2], [1, 3], [4, 0, 0]]
+        rows: list[object] = [0, -1, slice(1, 4), slice(None, None, 2), slice(5, 5), [2], [1, 3], [4, 0, 0]]
         for index in rows:
             self.check(self._load(path, rows=index), collection[index])
         with pytest.raises(IndexError):
