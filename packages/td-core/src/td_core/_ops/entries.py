@@ -82,7 +82,7 @@ class EntryMixin(Core):
             default, form = parse_get_options(args, kwargs)
             if form:
                 return _get_in_form(self, key, None if default is NOT_GIVEN else default, form)
-        node: Any = self
+        node: Child = self
         for part in (key,) if type(key) is str else unravel_key_to_tuple(key):
             if isinstance(node, Tensor):
                 break

@@ -75,7 +75,7 @@ def unflatten_entries(root: Core, separator: str, own: bool) -> dict[str, Child]
     """
     # New nodes are plain dicts until all keys are set: an entry is never a dict, so the type marks a new node.
     top: dict[str, Any] = {}
-    levels: list[tuple[dict[str, object], str, dict[str, Any], Core | None]] = []
+    levels: list[tuple[dict[str, object], str, dict[str, Child], Core | None]] = []
     for key, child in dict(root._children()).items():
         if own and not isinstance(child, Tensor):
             child = child._shallow_copy()

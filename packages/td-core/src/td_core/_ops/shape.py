@@ -435,7 +435,7 @@ def _canonical(leaf: Tensor) -> Tensor:
     return leaf.view(-1).view(leaf.shape) if 1 in leaf.shape else leaf
 
 
-def _write_reshaped(owner: Any, result: Any) -> None:
+def _write_reshaped(owner: Core, result: Any) -> None:
     write_back(owner, result.reshape(owner.batch_size))
 
 
