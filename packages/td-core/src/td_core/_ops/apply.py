@@ -162,7 +162,7 @@ class ApplyMixin(Core):
         return self
 
 
-@dataclass
+@dataclass(slots=True)
 class _Walk:
     """Arguments and state of one call of ``apply``."""
 
@@ -176,9 +176,12 @@ class _Walk:
     size: torch.Size | None = None
     device: Any = NO_DEFAULT
     names: Any = NO_DEFAULT
-    writes: list[tuple[Any, str, Child, Child, Path]] = field(default_factory=list)
+    writes: list[tuple[Core, Child, Child, Path]] = field(default_factory=list)
     #: For in-place calls on leaves that may share memory: memory that was changed -> its key path and operands.
     changed: dict[object, tuple[Path, Sequence[object]]] | None = None
+    #: ``fn`` takes the leaf alone, or the key and the leaf.
+    alone: bool = False
+    keyed: bool = False
 
     def run(
         self,
@@ -194,72 +197,62 @@ class _Walk:
         for other in others:
             if not isinstance(other, Core):
                 raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
-        if self.inplace and out is not None:
+        if not self.inplace:
+            self.set_metadata(root, batch_size, names, out)
+        elif out is not None:
             raise ValueError("apply() writes into out= or, with inplace=True, into this collection; got both")
-        if self.inplace:  # an in-place call cannot change the batch size and names
-            if torch.compiler.is_compiling() or may_share_memory(root._leaves()):
-                self.changed = {}
-        elif batch_size is not None:
-            self.size = as_batch_size(batch_size)
-            self.names = None
-        elif out is not None and out.batch_size != root.batch_size:
-            self.size = out.batch_size
+        elif torch.compiler.is_compiling() or may_share_memory(root._leaves()):
+            self.changed = {}
         if device is not NO_DEFAULT:
             self.device = None if device is None else as_device(device)
-        if names is not NO_DEFAULT:
-            self.names = None
+        # Compare lengths: torch.compile cannot trace the truth value of a tuple of nodes.
+        if len(others) == 0 and self.changed is None:
+            self.alone, self.keyed = not self.named, not self.nested_keys
         result = self.level(root, others, ())
         if self.inplace:
             self.write(root)
             return root if result is not None else None
-        if result is None:
-            return out
+        return out if result is None else self.finish(root, result, names, propagate_lock, out)
+
+    def set_metadata(self, root: Core, batch_size: BatchSize | None, names: Any, out: Core) -> None:
+        """Set the batch size and names of the new nodes, where these differ from those of the old ones."""
+        if batch_size is not None:
+            self.size = as_batch_size(batch_size)
+            self.names = None
+        elif out is not None and out.batch_size != root.batch_size:
+            self.size = out.batch_size
+        if names is not NO_DEFAULT:
+            self.names = None
+
+    def finish(self, root: Core, result: Any, names: Any, propagate_lock: bool, out: Core) -> Any:
+        """Name the dims of a new result, then write it into ``out`` or lock it."""
         if names is not NO_DEFAULT and names is not None:
             result._set_names(check_names(names, len(result.batch_size)))
         if out is not None:
             return write_result(out, result.batch_size, result, inplace=False)
-        if propagate_lock and root._locked:
-            result.lock_()
-        return result
+        return result.lock_() if propagate_lock and root._locked else result
 
     def level(self, root: Core, others: tuple[Any, ...], path: Path) -> Any:
         """Apply ``fn`` below a node and return the new node, or None if it is dropped."""
-        stacked = root._members_and_dim()
-        if stacked is not None and self.size is None:
+        if self.size is None and (stacked := root._members_and_dim()) is not None:
             return self.members(root, stacked[1], others, path)
-        fn, named, nested_keys, is_leaf = self.fn, self.named, self.nested_keys, self.is_leaf
-        # Compare lengths: torch.compile cannot trace the truth value of a tuple of nodes.
-        plain, single = not self.inplace, len(others) == 0
-        alone = single and not named
+        fn, alone, keyed, is_leaf = self.fn, self.alone, self.keyed, self.is_leaf
         # Use an explicit stack of the unfinished ancestors: recursion would limit the depth of a tree.
         above: list[Any] = []
-        node, entries, name = root, {}, ""
-        items = iter(dict(node._children()).items())
-        size = node.batch_size if self.size is None else self.size
-        device = node.device if self.device is NO_DEFAULT else self.device
+        entries: dict[str, Child] = {}
+        node, items = root, iter(dict(root._children()).items())
         # By hand: the row `apply` of benchmarks/ops.py.
         while True:
-            ndim = len(size)
+            size, device = self.get_metadata(node)
+            ndim, free = len(size), device is None and not self.inplace
             fitting: torch.Size | None = None
-            free = plain and device is None
             for key, child in items:
                 if isinstance(child, Tensor) or (is_leaf is not None and is_leaf(type(child))):
-                    if not single:
-                        rest = [self.other(other, key, path, child) for other in others]
-                    if self.changed is not None and self.is_changed(
-                        child, (*path, key), [] if single else rest
-                    ):
-                        entries[key] = child
-                        continue
                     try:
                         if alone:
                             value = fn(child)
-                        elif single:
-                            value = fn((*path, key) if nested_keys and path else key, child)
-                        elif named:
-                            value = fn((*path, key) if nested_keys and path else key, child, *rest)
                         else:
-                            value = fn(child, *rest)
+                            value = fn(key, child) if keyed else self.call(child, key, path, others)
                     except Exception as error:
                         add_key_note(error, (*path, key))
                         raise
@@ -268,79 +261,79 @@ class _Walk:
                     if free and isinstance(value, Tensor):
                         # Compare with the last accepted shape first: cheaper than a slice, and most shapes repeat.
                         try:
-                            shape = value.shape
-                        except RuntimeError:
-                            pass  # a nested tensor of strided layout has no shape
-                        else:
-                            if shape == fitting or shape[:ndim] == size:
+                            if (shape := value.shape) == fitting or shape[:ndim] == size:
                                 fitting = shape
                                 entries[key] = value
                                 continue
-                    entries[key] = self.check_result(value, child, node, key, size, device, path)
+                        except RuntimeError:
+                            pass  # a nested tensor of strided layout has no shape
+                    entries[key] = self.check_result(value, child, node, (*path, key))
                 elif child._is_value:
-                    kept = child
-                    if type(child) in LEAF_KINDS:
-                        kept = self.unwrap_child(child, node, key, path, others)
-                        if kept is None:
-                            continue
-                        if isinstance(kept, Tensor):
-                            entries[key] = self.check_result(kept, child, node, key, size, device, path)
-                            continue
-                    if self.size is not None:
-                        # A single value accepts any batch size; a stack of values only a prefix of its batch size.
-                        if kept._max_batch_size() is None:
-                            kept = kept._with_children(kept._children(), batch_size=size)
-                        else:
-                            kept = fit_batch_size(kept, size, (*path, key))
-                    entries[key] = kept
-                else:
-                    inner = (
-                        others if single else tuple([self.other(other, key, path, child) for other in others])
-                    )
-                    stacked = child._members_and_dim()
-                    if stacked is not None and self.size is None:
-                        value = self.members(child, stacked[1], inner, (*path, key))
-                        if value is not None:
-                            entries[key] = value
-                        continue
-                    above.append((node, entries, items, others, path, size, device, name))
-                    node, entries, others, path, name = child, {}, inner, (*path, key), key
+                    self.read_value(child, node, (*path, key), others, entries)
+                elif (inner := self.descend(child, (*path, key), others, entries)) is not None:
+                    above.append((node, entries, items, others, path))
+                    node, entries, others, path = child, {}, inner, (*path, key)
                     items = iter(dict(node._children()).items())
-                    if self.size is None:
-                        size = node.batch_size
-                    if self.device is NO_DEFAULT:
-                        device = node.device
                     break
             else:
-                result = None
-                if entries or not self.is_dropped(node):
-                    result = self.build(node, entries) if plain else node
+                result = self.close(node, entries)
                 if not above:
                     return result
-                key = name
-                node, entries, items, others, path, size, device, name = above.pop()
+                key = path[-1]
+                node, entries, items, others, path = above.pop()
                 if result is not None:
                     entries[key] = result
 
-    def unwrap_child(self, child: Any, node: Core, key: str, path: Path, others: tuple[object, ...]) -> Any:
-        """Apply ``fn`` to the tensor that a proxy node wraps. Return a node, a tensor, or None if it is dropped."""
-        results = [child, *[self.other(other, key, path, child) for other in others]]
-        tensors = [item._unwrap() if isinstance(item, Core) else item for item in results]
-        name = [(*path, key) if self.nested_keys and path else key] if self.named else []
-        if self.changed is not None and self.is_changed(tensors[0], (*path, key), tensors[1:]):
-            return child
-        try:
-            value = self.fn(*name, *tensors)
-        except Exception as error:
-            add_key_note(error, (*path, key))
-            raise
-        if value is None:
-            return child if self.inplace else None
-        if not self.inplace:
-            return replace_leaves(child, iter((value,)))
-        if value is not tensors[0]:
-            self.writes.append((node, key, tensors[0], value, (*path, key)))
-        return child
+    def call(self, leaf: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
+        """Return the result of ``fn`` for a leaf, or the leaf itself if an earlier key changed it."""
+        rest = [self.other(other, key, path, leaf) for other in others]
+        if self.changed is not None and self.is_changed(leaf, (*path, key), rest):
+            return leaf
+        if not self.named:
+            return self.fn(leaf, *rest)
+        return self.fn((*path, key) if self.nested_keys and path else key, leaf, *rest)
+
+    def read_value(
+        self, child: Any, node: Core, path: Path, others: tuple[Any, ...], entries: dict[str, Child]
+    ) -> None:
+        """Add a value node to the result; apply ``fn`` to the tensor that a proxy node wraps."""
+        kept = child
+        if type(child) in LEAF_KINDS:
+            leaf = child._unwrap()
+            try:
+                value = self.call(leaf, path[-1], path[:-1], others)
+            except Exception as error:
+                add_key_note(error, path)
+                raise
+            if value is None and not self.inplace:
+                return
+            if not self.inplace:
+                kept = replace_leaves(child, iter((value,)))
+            elif value is not None:
+                self.check_result(value, leaf, node, path)
+        if isinstance(kept, Tensor):
+            kept = self.check_result(kept, child, node, path)
+        elif self.size is not None:
+            # A single value accepts any batch size; a stack of values only a prefix of its batch size.
+            if kept._max_batch_size() is None:
+                kept = kept._with_children(kept._children(), batch_size=self.size)
+            else:
+                kept = fit_batch_size(kept, self.size, path)
+        entries[path[-1]] = kept
+
+    def descend(
+        self, child: Core, path: Path, others: tuple[Any, ...], entries: dict[str, Child]
+    ) -> tuple[Any, ...] | None:
+        """Return the part of the other collections that belongs to a node; for a lazy stack, add its result and return None."""
+        if len(others) > 0:  # torch.compile cannot trace the truth value of a tuple of nodes
+            others = tuple([self.other(other, path[-1], path[:-1], child) for other in others])
+        stacked = child._members_and_dim()
+        if stacked is None or self.size is not None:
+            return others
+        value = self.members(child, stacked[1], others, path)
+        if value is not None:
+            entries[path[-1]] = value
+        return None
 
     def members(self, node: Core, dim: int, others: tuple[Any, ...], path: Path) -> Any:
         """Apply ``fn`` to each member of a lazy stack and return a stack of the results, or None if all are dropped."""
@@ -367,7 +360,7 @@ class _Walk:
 
     def other(self, node: Any, key: str, path: Path, child: Child) -> Any:
         """Return the entry ``key`` of another collection; if it is missing, the default or ``_MISSING``."""
-        leaf = not has_entries(child) or (self.is_leaf is not None and self.is_leaf(type(child)))
+        leaf = not has_entries(child) or self.is_whole(child)
         if node is _MISSING:
             return self.default if leaf else _MISSING
         try:
@@ -378,7 +371,11 @@ class _Walk:
             return self.default if leaf else _MISSING
         if isinstance(result, Tensor) and not leaf:
             raise leaf_node_mismatch_error(child, result, (*path, key))
-        return result
+        return result._unwrap() if type(result) in LEAF_KINDS and isinstance(child, Tensor) else result
+
+    def is_whole(self, child: Child) -> bool:
+        """Return True if ``fn`` is called on a node as on a leaf."""
+        return self.is_leaf is not None and self.is_leaf(type(child))
 
     def is_changed(self, child: Child, path: Path, rest: Sequence[Any]) -> bool:
         """Return True if an earlier key changed this memory; StructureError if the operands of the two keys differ."""
@@ -395,28 +392,26 @@ class _Walk:
             )
         return True
 
-    def check_result(
-        self,
-        value: Any,
-        child: Child,
-        node: Core,
-        key: str,
-        size: torch.Size,
-        device: torch.device | None,
-        path: Path,
-    ) -> Child:
+    def check_result(self, value: Any, child: Child, node: Core, path: Path) -> Child:
         """Convert a result to an entry. In place, record the write and return the old entry."""
-        if self.inplace:
-            if value is not child:
-                if not isinstance(value, (Tensor, Core)):
-                    value = coerce(value, size, device, (*path, key))
-                self.writes.append((node, key, child, value, (*path, key)))
-            return child
-        return coerce(value, size, device, (*path, key))
+        if not self.inplace:
+            return coerce(value, *self.get_metadata(node), path)
+        if value is not child:
+            if not isinstance(value, (Tensor, Core)):
+                value = coerce(value, *self.get_metadata(node), path)
+            self.writes.append((node, child, value, path))
+        return child
 
-    def is_dropped(self, node: Core) -> bool:
-        """Return True if a node whose result has no entries is dropped."""
-        return self.filter_empty is True or (self.filter_empty is None and len(node._children()) > 0)
+    def get_metadata(self, node: Core) -> tuple[torch.Size, torch.device | None]:
+        """Return the batch size and device of the result of a node."""
+        size = node.batch_size if self.size is None else self.size
+        return size, node.device if self.device is NO_DEFAULT else self.device
+
+    def close(self, node: Core, entries: dict[str, Child]) -> Any:
+        """Return the result of a node, or None if it has no entries and is dropped."""
+        if not entries and (self.filter_empty or (self.filter_empty is None and len(node._children()) > 0)):
+            return None
+        return node if self.inplace else self.build(node, entries)
 
     def build(self, node: Core, entries: dict[str, Child]) -> Any:
         """Build a node like ``node`` that holds the results."""
@@ -426,7 +421,7 @@ class _Walk:
         """Check all recorded results, then copy them into the leaves."""
         writes = Transaction()
         writes.split = True  # a result may overlap a leaf that is written before it is read
-        for node, key, child, value, path in self.writes:
+        for node, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
                 try:
                     check_copied(child, path, value)
@@ -441,7 +436,7 @@ class _Walk:
                 Update(writes, inplace=True, strict=True).read(child, value)
             else:
                 check_unlocked(node, f"replace {show_path(path)}")
-                writes.change(node._set_child, key, value)
+                writes.change(node._set_child, path[-1], value)
         writes.commit()
 
 
