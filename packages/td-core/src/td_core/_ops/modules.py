@@ -502,16 +502,19 @@ class _Pairing:
     def _add_parameters(
         self, slots: dict[str, Any], children: dict[str, Any], old: dict[str, Any]
     ) -> dict[str, Any]:
-        """Add the writes of the plain leaves of a node, if all replace plain parameters. Return the other entries."""
-        leaves = children
-        rest: dict[str, Any] = {}
-        if not PLAIN.issuperset(map(type, children.values())):
+        """Add the writes of the plain leaves that replace plain parameters. Return the other entries."""
+        leaves, rest = children, {}
+        held = dict(zip(children, map(slots.get, children)))
+        if not (
+            PLAIN.issuperset(map(type, children.values())) and PLAIN.issuperset(map(type, held.values()))
+        ):
             leaves = {}
             for key, child in children.items():
-                (leaves if type(child) in PLAIN else rest)[key] = child
-        held = dict(zip(leaves, map(slots.get, leaves)))
-        if not PLAIN.issuperset(map(type, held.values())):
-            return children
+                if type(child) in PLAIN and type(held[key]) in PLAIN:
+                    leaves[key] = child
+                else:
+                    rest[key] = child
+                    del held[key]
         self.moves.append((slots, None, leaves, held, "p"))
         old.update(held)
         return rest

@@ -103,7 +103,7 @@ class IndexedWrite:
         elif not isinstance(source, Mapping):
             entries = {
                 key: source
-                for key, child in children.items()
+                for key, child in dict(children).items()
                 if isinstance(child, Tensor) or has_entries(child)
             }
         for key, entry in list_pairs(entries):
