@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from td_core import _temporary_files
-from td_core.spi import NewDirectory, NewFile, lock_directory, read_unreplaced
+from td_core.spi import NewDirectory, NewFile, read_unreplaced
 from td_core.testing._killed_processes import count_calls, kill_at_call, run_in_child
 
 
@@ -156,7 +156,7 @@ def test_stale_temporaries_of_the_path_alone_are_removed(tmp_path: Path) -> None
         (tmp_path / name).touch()
     write_file(tmp_path / "x", "text")
     assert sorted(os.listdir(tmp_path)) == sorted(["x", *names[1:]])
-    with lock_directory(str(tmp_path), ("y",)):
+    with NewFile(tmp_path / "x", beside=("y",)):
         assert ".y.tmp-0123abcd" not in os.listdir(tmp_path)
 
 
@@ -234,10 +234,10 @@ def test_read_unreplaced_keeps_errors_of_damage(tmp_path: Path) -> None:
         read_unreplaced(tmp_path / "missing", lambda: 1)
 
 
-def test_lock_directory_lets_one_in(tmp_path: Path) -> None:
+def test_new_file_beside_others_lets_one_in(tmp_path: Path) -> None:
     order: list[str] = []
-    with lock_directory(str(tmp_path), (".x",)):
-        thread = threading.Thread(target=lambda: _enter(str(tmp_path), order))
+    with NewFile(tmp_path / "a.x", beside=(".x",)):
+        thread = threading.Thread(target=lambda: _enter(tmp_path / "b.x", order))
         thread.start()
         thread.join(0.1)
         order.append("first")
@@ -245,8 +245,8 @@ def test_lock_directory_lets_one_in(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def _enter(path: str, order: list[str]) -> None:
-    with lock_directory(path, (".x",)):
+def _enter(path: Path, order: list[str]) -> None:
+    with NewFile(path, beside=(".x",)):
         order.append("second")
 
 
@@ -263,9 +263,7 @@ def test_fork_in_locked_block_does_not_keep_lock(kind: str, tmp_path: Path) -> N
 
     with ExitStack() as stack:
         with ExitStack() as block:
-            new = block.enter_context(
-                lock_directory(str(tmp_path), (".x",)) if kind == "directory" else NewFile(tmp_path / "a")
-            )
+            new = block.enter_context(NewFile(tmp_path / "a", beside=(".x",) if kind == "directory" else ()))
             stack.enter_context(run_in_child(wait))
             stack.callback(ended.touch)
             if kind == "file":

@@ -107,6 +107,10 @@ class NewFile(_Temporary):
     A file at the path is replaced, and its permissions are kept; with ``replace=False``, FileExistsError is raised. A library
     that opens files by path can write to ``temporary``.
 
+    The file can be the last one of a save of several files in its directory, such as their index: ``beside`` has the suffixes
+    of these. Then the block is entered by one process at a time, if the file system has locks, and what killed saves left of
+    files with these suffixes is removed.
+
     Attributes:
         path: the final path, links resolved.
         temporary: the path until then; empty after it.
@@ -120,11 +124,21 @@ class NewFile(_Temporary):
     b'abc'
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, replace: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, replace: bool = True, beside: tuple[str, ...] = ()
+    ) -> None:
         self._replaces = replace
         if not replace and os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
-        super().__init__(path)
+        with contextlib.ExitStack() as locks:
+            if beside:
+                locks.enter_context(_lock_directory(os.path.dirname(os.path.abspath(path)), beside))
+            super().__init__(path)
+            self._locks = locks.pop_all()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._locks:
+            super().__exit__(kind, error, trace)
 
     def _create(self) -> int:
         return os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
@@ -308,18 +322,8 @@ def _remove_if_stale(path: str) -> None:
 
 
 @contextlib.contextmanager
-def lock_directory(path: str, suffixes: tuple[str, ...]) -> Iterator[None]:
-    """Let only one process at a time into the block, if the file system has locks, for a save of several files.
-
-    First remove the temporaries that killed saves left for the files with one of the suffixes. :class:`NewFile` and
-    :class:`NewDirectory` do this for their path alone.
-
-    >>> from pathlib import Path
-    >>> Path(".data.bin.tmp-01234567").touch()
-    >>> with lock_directory(".", (".bin",)):
-    ...     Path(".data.bin.tmp-01234567").exists()
-    False
-    """
+def _lock_directory(path: str, suffixes: tuple[str, ...]) -> Iterator[None]:
+    """Let only one process at a time into the block, without the stale temporaries of files with one of the suffixes."""
     fd = -1 if os.name == "nt" else os.open(path, os.O_RDONLY)
     try:
         if fd >= 0:

@@ -57,7 +57,7 @@ __all__ = [
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
     "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named",
     "as_tensor", "check_mode", "check_unlocked", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms",
-    "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "lock_directory",
+    "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock",
     "make_dense", "make_nested_view", "make_reporter", "new_object", "parse_json",
     "plan_index", "pytree", "read_unreplaced", "register_pytree", "run_command", "run_in_background",
     "run_parallel", "save_together", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class",
@@ -152,7 +152,6 @@ if TYPE_CHECKING:
     from ._inspection import show_size as show_size
     from ._temporary_files import NewDirectory as NewDirectory
     from ._temporary_files import NewFile as NewFile
-    from ._temporary_files import lock_directory as lock_directory
     from ._temporary_files import read_unreplaced as read_unreplaced
 else:
     __getattr__ = lazy_names(
@@ -163,7 +162,7 @@ else:
             "td_core._inspection": ["show_size"],
             "td_core._checksums": ["Checksum"],
             "td_core._temporary_files": [
-                "NewDirectory", "NewFile", "lock_directory", "read_unreplaced",
+                "NewDirectory", "NewFile", "read_unreplaced",
             ],
         },
     )[0]  # fmt: skip

@@ -19,7 +19,6 @@ from td_core.spi import (
     Checksum,
     NewFile,
     as_bytes,
-    lock_directory,
     make_reporter,
     run_in_background,
     run_parallel,
@@ -249,31 +248,28 @@ def _save_shards(
     index = os.path.join(folder, INDEX)
     shards = split_shards(plan.stored, limit)
     header = json.loads(plan.make_metadata(_hash(plan.stored) if checksums else None)["td"])
-    with lock_directory(folder, (".safetensors", ".safetensors.index.json")):
+    with NewFile(index, beside=(".safetensors", ".safetensors.index.json")) as file:
         old = list_shards(folder)
         names = [name_shard(i, len(shards)) for i in range(len(shards))]
         if old.intersection(names):
             # The old index names these files, so the new ones need other names until it is replaced.
             generation = secrets.token_hex(4)
             names = [name_shard(i, len(shards), generation) for i in range(len(shards))]
-        with NewFile(index) as file:
-            try:
-                for name, shard in zip(names, shards, strict=True):
-                    _write_file(
-                        os.path.join(folder, name), shard, {"format": "pt"}, durable, num_threads, report
-                    )
-                content = {
-                    "metadata": {"total_size": sum(item.nbytes for item in plan.stored.values())},
-                    "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
-                    "td": header,
-                }
-                file.write([json.dumps(content, indent=2).encode()])
-                file.commit(durable=durable)
-            except BaseException:
-                if file.temporary:  # with the index in place, an error leaves the new save
-                    for name in names:
-                        _remove(os.path.join(folder, name))
-                raise
+        try:
+            for name, shard in zip(names, shards, strict=True):
+                _write_file(os.path.join(folder, name), shard, {"format": "pt"}, durable, num_threads, report)
+            content = {
+                "metadata": {"total_size": sum(item.nbytes for item in plan.stored.values())},
+                "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
+                "td": header,
+            }
+            file.write([json.dumps(content, indent=2).encode()])
+            file.commit(durable=durable)
+        except BaseException:
+            if file.temporary:  # with the index in place, an error leaves the new save
+                for name in names:
+                    _remove(os.path.join(folder, name))
+            raise
         for name in old - set(names):
             _remove(os.path.join(folder, name))
 
