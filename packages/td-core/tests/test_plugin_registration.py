@@ -271,7 +271,7 @@ DUPLICATES = [
     (
         "td_methods",
         {"shine": shine},
-        "() -> type | Mapping[str, Any]",
+        "() -> type | Mapping[str, object]",
         "the method name 'shine' would shadow",
     ),
     (
