@@ -117,7 +117,7 @@ class Serializer(ABC):
         """
         self._refuse("open", "load() reads it completely")
 
-    def create(self, like: object, location: Location, **options: object) -> Any:
+    def create(self, like: Any, location: Location, **options: object) -> Any:
         """Create a save of zeros with the structure, shapes and dtypes of ``like``, and return it opened for writing.
 
         ``like`` may hold expanded or meta tensors: its elements are not read.

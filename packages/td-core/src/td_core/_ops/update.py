@@ -193,7 +193,7 @@ class UpdateMixin(EntryMixin):
         >>> td.update_at_({"a": torch.ones(())}, 0)["a"]
         tensor([1., 0.])
         """
-        source: Any = input_dict_or_td
+        source = input_dict_or_td
         wanted = parse_requested_keys(keys_to_update)
         if wanted is not None:
             source = filter_entries(source, wanted)
@@ -313,7 +313,7 @@ class UpdateMixin(EntryMixin):
             write_unrecorded(self, lambda root: write_leaves("zero_", root, ZERO, root._leaves()))
         return self
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+    def _assign(self, index: object, value: Any, *, non_blocking: bool = False) -> None:
         """Write ``value`` into all entries at an index; create missing entries, with zeros at the other positions."""
         size = self.batch_size
         plan = plan_index(index, size)
@@ -329,7 +329,7 @@ class UpdateMixin(EntryMixin):
         IndexedWrite(writes, plan, size).read(self, value)
         writes.commit()
 
-    def _plan_writes(self, writes: Transaction, index: Any, value: Any, dims: int | None = None) -> None:
+    def _plan_writes(self, writes: Transaction, index: object, value: Any, dims: int | None = None) -> None:
         """Check ``self[index] = value`` and add its writes; ``dims``: number of batch dims of new values, if known."""
         size = self.batch_size
         IndexedWrite(writes, plan_index(index, size), size).read(self, value, dims)
@@ -342,7 +342,7 @@ def _try_whole(root: Core, source: Any, clone: bool, inplace: bool, non_blocking
     return not clone and try_merge(root, source)
 
 
-def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool) -> None:
+def _write_at(root: Any, path: Path, value: Any, index: object, non_blocking: bool) -> None:
     """Write a value into an existing entry, at an index of that entry."""
     parent, key = get_parent(root, path), path[-1]
     try:
@@ -368,7 +368,7 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
         raise
 
 
-def _write_leaf_at(target: Tensor, index: Any, value: Any, path: Path, non_blocking: bool) -> None:
+def _write_leaf_at(target: Tensor, index: object, value: Any, path: Path, non_blocking: bool) -> None:
     """Check the write of a value at an index of one leaf, and write it."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -413,10 +413,10 @@ def _list_leaves(root: Any, path: Path) -> list[Tensor]:
     return leaves
 
 
-def _check_no_new_keys(root: Core, index: Any, source: Any) -> None:
+def _check_no_new_keys(root: Core, index: object, source: Any) -> None:
     """Raise KeyPathError if ``root``, or an indexed member of it, lacks an entry of ``source``."""
 
-    def check(node: Any, index: Any, right: Any, prefix: Path) -> Iterator[tuple[Any, Any, Any, Path]]:
+    def check(node: Any, index: object, right: Any, prefix: Path) -> Iterator[tuple[object, ...]]:
         if not isinstance(right, (Core, Mapping)):
             return
         if node._members_and_dim() is not None:

@@ -105,7 +105,7 @@ def describe_leaf(node: Core, leaf: Tensor) -> str:
     return show_path(path) if path else "a leaf"
 
 
-def find_path(node: Any, leaf: Tensor) -> tuple[str, ...]:
+def find_path(node: Core, leaf: Tensor) -> tuple[str, ...]:
     """Return the first key path of a leaf, or () if it is not in the tree."""
     return next(iter(_find_paths(node, leaf)), ())
 
@@ -118,7 +118,7 @@ def _find_paths(node: Core, leaf: Tensor) -> list[tuple[str, ...]]:
     """Return the key paths of a leaf. In a lazy stack, search the members, which hold the leaves."""
     paths: list[tuple[str, ...]] = []
 
-    def collect(level: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    def collect(level: Core, path: tuple[str, ...]) -> Iterator[tuple[object, tuple[str, ...]]]:
         for holder in list_holders(level):
             children = dict(holder._children())
             if not children and any(own is leaf for own in holder._leaves()):

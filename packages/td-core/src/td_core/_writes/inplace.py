@@ -185,7 +185,7 @@ def _is_tried_whole(item: Tensor) -> bool:
     return item.layout is not torch.strided or item.is_nested or item.is_quantized
 
 
-def _make_empty(item: object) -> Any:
+def _make_empty(item: object) -> object:
     """Return an empty tensor of the dtype and device of a tensor. Keep a number."""
     if not isinstance(item, Tensor):
         return item

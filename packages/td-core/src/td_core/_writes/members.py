@@ -33,7 +33,7 @@ from .index import (
 )
 from .pair import is_scalar, list_pairs
 
-Part = tuple[Any, Any, Any]
+Part = tuple[Any, object, object]
 Path = tuple[str, ...]
 
 
@@ -41,11 +41,11 @@ def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
     """Unbind an entry along a batch dim; a lazy stack returns its members."""
     if isinstance(value, Tensor):
         return value.unbind(dim)
-    parts: tuple[Any, ...] = value._transform_multi(unbind_plan(value.batch_size, dim))
+    parts: tuple[object, ...] = value._transform_multi(unbind_plan(value.batch_size, dim))
     return parts
 
 
-def split_for_members(stack: Any, index: Any, value: Any, dims: int | None = None) -> Iterator[Part]:
+def split_for_members(stack: Any, index: object, value: Any, dims: int | None = None) -> Iterator[Part]:
     """Yield (member, index in the member, value) for each write of ``stack[index] = value``."""
     size = stack.batch_size
     members, dim = stack.tensordicts, stack.stack_dim
@@ -122,7 +122,7 @@ def _split_broadcast(value: Any, stack: Core, lead: torch.Size, dims: int | None
     new: list[tuple[Any, Path]] = []
     counts: set[int | None] = set()
 
-    def pair(node: Any, source: Any, prefix: Path) -> Iterator[tuple[Any, Any, Path]]:
+    def pair(node: Any, source: Any, prefix: Path) -> Iterator[tuple[object, ...]]:
         for key, entry in list_pairs(_get_entries(source)):
             path = (*prefix, key)
             try:
@@ -153,7 +153,7 @@ def _split_broadcast(value: Any, stack: Core, lead: torch.Size, dims: int | None
     return [*([build_nested(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
 
 
-def _get_entries(level: Any) -> Mapping[Any, Any]:
+def _get_entries(level: Any) -> Mapping[Any, object]:
     return level._children() if isinstance(level, Core) else level
 
 

@@ -51,13 +51,13 @@ class Through(dict[str, Any]):
     """A nested key as a one-entry dict. Unlike a dict value, an update does not replace a leaf on its path by it."""
 
 
-def list_pairs(items: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+def list_pairs(items: Mapping[Any, object]) -> Iterable[tuple[str, Any]]:
     """Return the entries of a mapping by their first keys; the entry of a nested key becomes a dict."""
     entries = dict(items)
     return entries.items() if {*map(type, entries)} <= _STRINGS else starmap(split_pair, entries.items())
 
 
-def split_pair(key: Any, value: object) -> tuple[str, Any]:
+def split_pair(key: Any, value: object) -> tuple[str, object]:
     """Return the first part of a key, and its entry: the value, or a dict of it under the other parts."""
     key, *below = unravel_key_to_tuple(key)
     for part in reversed(below):
@@ -78,7 +78,7 @@ def is_scalar(value: object) -> bool:
     return isinstance(value, NUMBERS) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0)
 
 
-def is_basic(index: Any) -> bool:
+def is_basic(index: object) -> bool:
     """Return True if an index is basic: ints, slices and None, which select a view."""
     items = index if type(index) is tuple else (index,)
     return {*map(type, items)} <= _BASIC
@@ -169,7 +169,7 @@ def _can_write(
     return True
 
 
-def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
+def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[object]]:
     """Pair the leaves of ``target`` with the values of ``source``. Return empty lists if the general path is needed."""
     targets: list[Tensor] = []
     values: list[object] = []

@@ -51,11 +51,11 @@ class Transaction:
         target._check_index_put(index, value)
         self.put_with(put_value, node, key, target, index, self.non_blocking, value)
 
-    def put_with(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def put_with(self, function: Callable[..., object], *arguments: object) -> None:
         """Add a write of a value, the last argument, into a value node. These run first: they may still raise."""
         self._values.append((function, *arguments))
 
-    def change(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def change(self, function: Callable[..., object], *arguments: object) -> None:
         """Add a change of the structure, which cannot fail. These run last."""
         self._changes.append((function, *arguments))
 

@@ -43,7 +43,7 @@ Path = tuple[str, ...]
 _DICTS: set[type] = {dict, Through}
 
 #: Target node, source node or mapping, requested keys (None for all), and key path.
-Level = tuple[Any, Any, Any, Path]
+Level = tuple[object, object, KeyTree | None, Path]
 
 
 @dataclass(slots=True)
@@ -204,7 +204,7 @@ class Update:
             )
         self.writes.put(node, key, current, (), value)
 
-    def _make_stack(self, held: Any, value: Any) -> Any:
+    def _make_stack(self, held: object, value: Any) -> object:
         """Convert a dense node to a lazy stack and update its members, since a dense node needs equal members."""
 
         def update_part(member: Core, part: Any) -> Any:
@@ -236,7 +236,7 @@ class Update:
 
 
 def _list_requested(
-    items: Mapping[Any, Any], wanted: KeyTree | None
+    items: Mapping[Any, object], wanted: KeyTree | None
 ) -> Iterator[tuple[str, Any, KeyTree | None]]:
     """Iterate over the requested entries: key, value, and the requested keys below it."""
     for key, value in list_pairs(items):
@@ -284,7 +284,7 @@ def try_merge(root: Core, source: object) -> bool:
     """Store the entries of ``source`` if none needs conversion. Otherwise return False, with nothing stored."""
     stores: list[tuple[Core, dict[Any, Child]]] = []
     # Of several values of one key, the last must be stored last, so visit the levels in the order of the keys.
-    todo: deque[tuple[Core, Any]] = deque([(root, source)])
+    todo: deque[tuple[Core, object]] = deque([(root, source)])
     while todo:
         node, right = todo.popleft()
         leaves = _list_stores(node, right, todo)
@@ -296,7 +296,7 @@ def try_merge(root: Core, source: object) -> bool:
     return True
 
 
-def _list_stores(node: Core, source: Any, below: deque[tuple[Core, Any]]) -> dict[Any, Child] | None:
+def _list_stores(node: Core, source: Any, below: deque[tuple[Core, object]]) -> dict[Any, Child] | None:
     """Return the leaves to store in one node, and append the pairs of nodes below; None if an entry needs conversion."""
     left, size = node._children(), node.batch_size
     if node._locked or node._schema.converts_tensors or node.device is not None or not node._schema.can_grow:
@@ -310,7 +310,7 @@ def _list_stores(node: Core, source: Any, below: deque[tuple[Core, Any]]) -> dic
             return source.copy()
     if type(source) not in _DICTS or type(left) is not dict:
         return None
-    leaves: dict[Any, Child] = {}
+    leaves: dict[object, Child] = {}
     for key, value in source.copy().items():
         if type(key) is not str:
             key, value = split_pair(key, value)
