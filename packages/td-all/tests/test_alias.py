@@ -215,7 +215,11 @@ def test_torch_load_other_kinds_returns_them(tmp_path):
     )
     code = f"""
 import sys, torch
+from io import BytesIO
 sys.path.insert(0, "")
+torch.save(td.TensorDict(a=torch.ones(2)), file := BytesIO())
+file.seek(0)
+assert torch.load(file, weights_only=True)["a"].tolist() == [1.0, 1.0]
 values, point, unbatched = (
     torch.load({str(FIXTURES)!r} + "/" + name + ".pt", weights_only=False)
     for name in ("non_tensor_stack", "tensorclass", "unbatched")

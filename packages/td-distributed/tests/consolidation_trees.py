@@ -124,7 +124,7 @@ TREES: dict[str, Callable[[], Any]] = {
     "odd keys": lambda: TensorDict(
         {"": torch.ones(1), "a.b/c~d": {"é": torch.ones(1)}, "<NJT>x": torch.ones(1), "0": {}}
     ),
-    "float8": lambda: TensorDict({"a": torch.ones(1, dtype=torch.float8_e5m2)}),
+    "float8": lambda: TensorDict({"a": torch.ones(1).to(torch.float8_e5m2)}),
     "a mark in a key": lambda: TensorDict({"n": {"<NJT_x": torch.ones(1)}}),
     "reserved cls_metadata": lambda: TensorDict({"n": {"cls_metadata": {}}}),
     "reserved size": lambda: TensorDict({"size": {"b": torch.ones(1)}}),

@@ -52,7 +52,7 @@ PLAIN = consolidate_to_bytes(
     )
 )
 GENERAL = consolidate_to_bytes(
-    TensorDict({"cls": {"a": torch.arange(4.0)}, "b": torch.ones(2, dtype=torch.float8_e5m2)})
+    TensorDict({"cls": {"a": torch.arange(4.0)}, "b": torch.ones(2).to(torch.float8_e5m2)})
 )
 
 

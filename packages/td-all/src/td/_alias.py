@@ -279,9 +279,12 @@ def install_as_tensordict() -> None:
     td.count_as_mapping()
     _private_names.add_private_members()
     _foreign_pickles.accept()
-    torch.serialization.add_safe_globals(
-        [(getattr(modules[f"{ROOT}.{home}"], name), f"{ROOT}.{home}.{name}") for home, name in _SAFE]
-    )
+    if (
+        torch.__version__ >= "2.6"
+    ):  # with a pair, older releases raise an error in each load with weights_only=True
+        torch.serialization.add_safe_globals(
+            [(getattr(modules[f"{ROOT}.{home}"], name), f"{ROOT}.{home}.{name}") for home, name in _SAFE]
+        )
     torch.serialization.add_safe_globals([getattr(torch.return_types, name) for name in _SAFE_OF_TORCH])
 
 
