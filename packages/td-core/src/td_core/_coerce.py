@@ -338,10 +338,8 @@ def build_nested(
                 content = value if type(value) is dict else get_content and get_content(value)
             if type(key) is not str:
                 # A nested key can lead into a node that the loop has not filled yet.
-                for inner_source, _, inner, below in todo[first:]:
-                    inner.update(
-                        build_nested(inner_source, batch_size, device, below, get_content, seen)._dict
-                    )
+                for late, _, unfilled, below in todo[first:]:
+                    unfilled.update(build_nested(late, batch_size, device, below, get_content, seen)._dict)
                 del todo[first:]
             if content is None or (get_content is None and type(key) is not str):
                 node._set_path(key, value, prefix)

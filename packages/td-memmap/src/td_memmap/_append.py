@@ -33,7 +33,6 @@ from ._meta import (
     is_view,
     parse_json,
     read_if_there,
-    read_json,
     read_node,
 )
 from ._plan import LeafFile, Plan, encode_node, make_plan
@@ -106,21 +105,20 @@ def _check_levels_match(path: str) -> None:
 def _append(tree: DirectoryTree, rows: TensorCollection, allow_pickle: bool) -> None:
     reader = Reader(tree, LoadOptions(allow_pickle=allow_pickle))
     reader.read()
-    nodes = reader.nodes
     if not rows.batch_size:
-        raise _mismatch_error(tree, "the rows have no batch dim")
-    count = rows.batch_size[0]
-    provided = _Rows(make_plan(rows, robust_key=True, allow_pickle=True), count)
-    metas: dict[Parts, bytes] = {}
+        raise AppendError(f"cannot append to {tree.path}: the rows have no batch dim")
+    planned = _Rows(make_plan(rows, robust_key=True, allow_pickle=True), rows.batch_size[0])
+    texts: dict[Parts, bytes] = {}
+    kept: list[Parts] = []
     grown: list[_Grown] = []
-    for node in nodes:
-        place = (*node.parts, _file_names.META)
-        metas[place] = _make_meta(tree, node, provided)
-        metas.update(_make_sidecar(tree, node, provided))
+    for node in reader.nodes:
+        pair = _Pair(tree, node, planned)
+        texts.update(pair.make_texts())
+        kept += [place for place in pair.list_sidecars() if place not in texts]
         for key, entry in node.leaves.items():
             place = (*node.parts, entry.files[0] + ".memmap")
-            grown.append((place, _check_leaf(node, key, entry, provided), entry.nbytes))
-    _publish(tree, nodes, metas, grown)
+            grown.append((place, pair.find_leaf_rows(key, entry), entry.nbytes))
+    _publish(tree, reader.nodes, texts, kept, grown)
 
 
 class _Rows:
@@ -132,166 +130,148 @@ class _Rows:
         self.texts = {(*parts, name): text for parts, name, text in plan.texts}
         self.nodes = {parts: node for node, parts in plan.nodes}
 
-    def shown(self, place: Parts) -> str:
+    def show(self, place: Parts) -> str:
         """Describe the node or leaf at a path, for error messages."""
         node = self.nodes.get(place)
         if node is not None:
-            return _shown(type(node).__name__, encode_node(node).values)
+            return _show(type(node).__name__, encode_node(node).values)
         return "a tensor" if place and (*place[:-1], f"{place[-1]}.memmap") in self.files else "nothing"
 
 
-def _get_rows_directory(node: Node) -> Parts:
-    """Return the directory of a node in the plan of the rows, where keys are always encoded."""
-    return tuple(map(_file_names.encode_key, node.key))
+class _Pair:
+    """A node of the save, and what the rows have in its place.
 
+    Attributes:
+        where: the key path of the node, for messages.
+        place: path of the node in the plan of the rows, where keys are always encoded.
+    """
 
-def _make_meta(tree: DirectoryTree, node: Node, rows: _Rows) -> bytes:
-    """Check that the rows match a node, and return its metadata with the new number of rows."""
-    level = node.level
-    where = show_path(node.key)
-    meta = read_json(tree, node.parts, _file_names.META)
-    place, count = _get_rows_directory(node), rows.count
-    text = rows.texts.get((*place, _file_names.META))
-    if text is None:
-        shown = _shown(_class_of(node), node.values or {})
-        raise _mismatch_error(tree, f"{where} is {shown}, the rows have {rows.shown(place)} there")
-    right = json.loads(text)
-    if level.general or (not level.sized and ("stack_dim" in meta or is_view(meta))):
-        raise _mismatch_error(
-            tree,
-            f"{where} is of a kind that cannot grow; load the save, join it with the rows, and save that",
+    def __init__(self, tree: DirectoryTree, node: Node, rows: _Rows) -> None:
+        self.tree, self.node, self.rows = tree, node, rows
+        self.where = show_path(node.key)
+        self.place = tuple(map(_file_names.encode_key, node.key))
+
+    def make_texts(self) -> dict[Parts, bytes]:
+        """Check that the rows match the node, and return its metadata files with the new number of rows."""
+        level, (meta, right) = self.node.level, self._read_texts(_file_names.META)
+        if not right:
+            raise self._make_error(f"{self.where} is {self._show()}, the rows have {self._show_rows()} there")
+        if level.general or (not level.sized and ("stack_dim" in meta or is_view(meta))):
+            raise self._make_error(
+                f"{self.where} is of a kind that cannot grow; load the save, join it with the rows, and save that"
+            )
+        sidecar, other = ({}, {}) if level.sized else self._read_texts(_file_names.VALUES)
+        if level.sized:
+            self._grow_sizes(meta, right)
+        else:
+            self._check_values(
+                {**meta, "types": sidecar.get("values")}, {**right, "types": other.get("values")}
+            )
+        texts = {(*self.node.parts, _file_names.META): json.dumps(meta).encode()}
+        size, added = sidecar.get("batch_size"), other.get("batch_size")
+        if size or added:  # a value has a separate batch size
+            if not size or not added or size[1:] != added[1:]:
+                raise self._make_error(
+                    f"the value of {self.where} has the batch size {size or 'of its level'}, the rows have "
+                    f"{added or 'that of theirs'}"
+                )
+            sidecar["batch_size"] = [size[0] + self.rows.count, *size[1:]]
+            texts |= {(*self.node.parts, _file_names.VALUES): json.dumps(sidecar).encode()}
+        return texts
+
+    def _read_texts(self, name: str) -> list[Any]:
+        """Return the parsed file of the save, and the planned one of the rows; {} for one that is missing."""
+        texts = read_if_there(self.tree, self.node.parts, name), self.rows.texts.get((*self.place, name))
+        return [parse_json(text, name) if text else {} for text in texts]
+
+    def _grow_sizes(self, meta: Any, right: dict[str, Any]) -> None:
+        """Add the number of rows to the sizes in the metadata of a plain collection."""
+        level, count = self.node.level, self.rows.count
+        if not isinstance(right.get("shape"), list):
+            raise self._make_error(
+                f"{self.where} is a plain collection, the rows have {self._show_rows()} there"
+            )
+        keys, other = set(level.keys), {name for name, entry in right.items() if isinstance(entry, dict)}
+        if keys != other:
+            raise self._make_error(f"{self.where} has the keys {sorted(keys)}, the rows have {sorted(other)}")
+        size = list(level.batch_size)
+        if not size or right["shape"] != [count, *size[1:]]:
+            raise self._make_error(f"{self.where} has the batch size {size}, the rows have {right['shape']}")
+        if size[0] + count >= 1 << 63:
+            raise self._make_error(
+                f"{self.where} has {size[0]} rows, and {count} more are more than a tensor can have"
+            )
+        for entry in (meta, *(meta[name] for name in self.node.leaves)):
+            entry["shape"][0] += count
+
+    def _check_values(self, left: dict[str, Any], right: dict[str, Any]) -> None:
+        """Raise AppendError if the non-tensor values of the rows differ from the saved values."""
+        pickled = self.rows.texts.get((*self.place, _file_names.PICKLE))
+        saved = self.node.values or {}
+        if pickled != read_if_there(self.tree, self.node.parts, _file_names.PICKLE):
+            # Equal values can have different pickles, so compare the values. The pickle of the rows was made by this
+            # call, so it is safe to load; the saved pickle was loaded only with allow_pickle=True.
+            left, right = {**saved, **left}, {**(pickle.loads(pickled) if pickled else {}), **right}
+        names = {*left, *right} - {"_metadata", "_is_non_tensor"}
+        if all(is_same_value(left.get(name), right.get(name)) for name in names):
+            return
+        given = self.rows.nodes[self.place]
+        values = encode_node(given).values
+        if self._get_class() == type(given).__name__ and "data" in saved:
+            shown = _shorten_text(saved["data"]), _shorten_text(values.get("data"))
+        else:
+            shown = self._show(), self._show_rows()
+        raise self._make_error(
+            f"the value of {self.where} must stay; it is {shown[0]}, the rows have {shown[1]}"
         )
-    if not level.sized:
-        _check_values(tree, node, meta, right, rows)
-        return json.dumps(meta).encode()
-    if not isinstance(right.get("shape"), list):
-        raise _mismatch_error(tree, f"{where} is a plain collection, the rows have {rows.shown(place)} there")
-    left, other = set(level.keys), {name for name, entry in right.items() if isinstance(entry, dict)}
-    if left != other:
-        raise _mismatch_error(tree, f"{where} has the keys {sorted(left)}, the rows have {sorted(other)}")
-    size = list(level.batch_size)
-    if not size or right["shape"] != [count, *size[1:]]:
-        raise _mismatch_error(tree, f"{where} has the batch size {size}, the rows have {right['shape']}")
-    if size[0] + count >= 1 << 63:
-        raise _mismatch_error(
-            tree, f"{where} has {size[0]} rows, and {count} more are more than a tensor can have"
-        )
-    meta["shape"][0] += count
-    for name in node.leaves:
-        meta[name]["shape"][0] += count
-    return json.dumps(meta).encode()
+
+    def find_leaf_rows(self, key: str, entry: LeafEntry) -> LeafFile:
+        """Return the file with the rows of a leaf, or raise AppendError if they do not fit it."""
+        what, place = f"cannot append to {show_path((*self.node.key, key))}: ", _file_names.encode_key(key)
+        file = self.rows.files.get((*self.place, f"{place}.memmap"))
+        if file is None:
+            raise AppendError(
+                f"{what}it is a tensor, the rows have {self.rows.show((*self.place, place))} there"
+            )
+        tensor = file.tensor
+        if entry.nested or entry.jagged is not None or tensor.is_nested:
+            raise AppendError(f"{what}nested tensors cannot grow")
+        if tensor.dtype != entry.dtype or tensor.shape[1:] != entry.shape[1:]:
+            raise AppendError(
+                f"{what}it has the shape {list(entry.shape)} of {entry.dtype}, the rows have {list(tensor.shape)} of "
+                f"{tensor.dtype}"
+            )
+        return file
+
+    def list_sidecars(self) -> list[Parts]:
+        """Return the files of a value next to its metadata."""
+        names = () if self.node.level.sized else _file_names.SIDECARS
+        return [
+            (*self.node.parts, name) for name in names if self.tree.stat(self.node.parts, name) is not None
+        ]
+
+    def _get_class(self) -> str:
+        level = self.node.level
+        return "view" if level.kind is None else (level.cls or level.kind.type).__name__
+
+    def _show(self) -> str:
+        return _show(self._get_class(), self.node.values or {})
+
+    def _show_rows(self) -> str:
+        return self.rows.show(self.place)
+
+    def _make_error(self, what: str) -> AppendError:
+        return AppendError(f"cannot append to {self.tree.path}: {what}")
 
 
-def _make_sidecar(tree: DirectoryTree, node: Node, rows: _Rows) -> dict[Parts, bytes]:
-    """Return the ``%values.json`` of a value that has a separate batch size, with the new number of rows."""
-    if node.level.sized:
-        return {}
-    sidecar, right = _sidecars(tree, node, rows.texts)
-    size, other = sidecar.get("batch_size"), right.get("batch_size")
-    if not size and not other:
-        return {}
-    if not size or not other or size[1:] != other[1:]:
-        raise _mismatch_error(
-            tree,
-            f"the value of {show_path(node.key)} has the batch size {size or 'of its level'}, the rows have "
-            f"{other or 'that of theirs'}",
-        )
-    sidecar["batch_size"] = [size[0] + rows.count, *size[1:]]
-    return {(*node.parts, _file_names.VALUES): json.dumps(sidecar).encode()}
-
-
-def _check_values(
-    tree: DirectoryTree, node: Node, meta: dict[str, object], right: dict[str, object], rows: _Rows
-) -> None:
-    """Raise AppendError if the non-tensor values of the rows differ from the saved values."""
-    pickled = rows.texts.get((*_get_rows_directory(node), _file_names.PICKLE))
-    if pickled != read_if_there(tree, node.parts, _file_names.PICKLE):
-        # Equal values can have different pickles, so compare the values. The pickle of the rows was made by this
-        # call, so it is safe to load; the saved pickle was loaded only with allow_pickle=True.
-        meta = {**(node.values or {}), **meta}
-        right = {**(pickle.loads(pickled) if pickled else {}), **right}
-    pairs = {name: (meta.get(name), right.get(name)) for name in {*meta, *right}}
-    sidecar, other = _sidecars(tree, node, rows.texts)
-    pairs["types"] = (sidecar.get("values"), other.get("values"))
-    if all(_is_equal(*pair) for name, pair in pairs.items() if name not in ("_metadata", "_is_non_tensor")):
-        return
-    provided = rows.nodes[_get_rows_directory(node)]
-    saved, result = (
-        (_class_of(node), node.values or {}),
-        (type(provided).__name__, encode_node(provided).values),
-    )
-    if saved[0] == result[0] and "data" in saved[1]:
-        left, yours = _short(saved[1]["data"]), _short(result[1].get("data"))
-    else:
-        left, yours = _shown(*saved), _shown(*result)
-    raise _mismatch_error(
-        tree, f"the value of {show_path(node.key)} must stay; it is {left}, the rows have {yours}"
-    )
-
-
-def _class_of(node: Node) -> str:
-    level = node.level
-    return "view" if level.kind is None else (level.cls or level.kind.type).__name__
-
-
-def _shown(cls: str, values: Mapping[str, object]) -> str:
+def _show(cls: str, values: Mapping[str, object]) -> str:
     """Describe a node for error messages: its class, and its value if it has a value."""
-    return f"a {cls} of {_short(values['data'])}" if "data" in values else f"a {cls}"
+    return f"a {cls} of {_shorten_text(values['data'])}" if "data" in values else f"a {cls}"
 
 
-def _short(value: object) -> str:
+def _shorten_text(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "..."
-
-
-def _is_equal(left: object, other: object) -> bool:
-    """Return True if two values are equal, where NaN equals NaN. Values that cannot be compared are unequal."""
-    try:
-        return json.dumps(left, sort_keys=True) == json.dumps(other, sort_keys=True)
-    except (TypeError, ValueError):
-        return is_same_value(left, other)
-
-
-def _sidecars(tree: DirectoryTree, node: Node, texts: dict[Parts, bytes]) -> list[Any]:
-    """Return the parsed ``%values.json`` of a node: the saved file and the planned file of the rows."""
-    result = (
-        read_if_there(tree, node.parts, _file_names.VALUES),
-        texts.get((*_get_rows_directory(node), _file_names.VALUES)),
-    )
-    return [parse_json(text, _file_names.VALUES) if text else {} for text in result]
-
-
-def _mismatch_error(tree: DirectoryTree, what: str) -> AppendError:
-    return AppendError(f"cannot append to {tree.path}: {what}")
-
-
-def _check_leaf(node: Node, key: str, entry: LeafEntry, rows: _Rows) -> LeafFile:
-    position, place = show_path((*node.key, key)), (*_get_rows_directory(node), _file_names.encode_key(key))
-    file = rows.files.get((*place[:-1], f"{place[-1]}.memmap"))
-    if file is None:
-        raise AppendError(
-            f"cannot append to {position}: it is a tensor, the rows have {rows.shown(place)} there"
-        )
-    if entry.nested or entry.jagged is not None or file.tensor.is_nested:
-        raise AppendError(f"cannot append to {position}: nested tensors cannot grow")
-    if file.tensor.dtype != entry.dtype or file.tensor.shape[1:] != entry.shape[1:]:
-        raise AppendError(
-            f"cannot append to {position}: it has the shape {list(entry.shape)} of {entry.dtype}, "
-            f"the rows have {list(file.tensor.shape)} of {file.tensor.dtype}"
-        )
-    return file
-
-
-def _list_sidecars(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes]) -> list[Parts]:
-    """Return the files next to the metadata of nodes that rows do not change."""
-    return [
-        (*node.parts, name)
-        for node in nodes
-        for name in _file_names.SIDECARS
-        if not node.level.sized
-        and tree.stat(node.parts, name) is not None
-        and (*node.parts, name) not in metas
-    ]
 
 
 def _read_verified_manifest(tree: DirectoryTree) -> Any:
@@ -305,8 +285,13 @@ def _read_verified_manifest(tree: DirectoryTree) -> Any:
     return manifest
 
 
-def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], grown: list[_Grown]) -> None:
-    sidecars = _list_sidecars(tree, nodes, metas)
+def _publish(
+    tree: DirectoryTree,
+    nodes: list[Node],
+    metas: dict[Parts, bytes],
+    sidecars: list[Parts],
+    grown: list[_Grown],
+) -> None:
     places = [place for place, file, size in grown if size or file.nbytes]
     manifest = _read_verified_manifest(tree)
     if manifest is not None:
