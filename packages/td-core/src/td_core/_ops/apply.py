@@ -214,7 +214,7 @@ class _Walk:
             return root if result is not None else None
         return out if result is None else self.finish(root, result, names, propagate_lock, out)
 
-    def set_metadata(self, root: Core, batch_size: BatchSize | None, names: Any, out: Core) -> None:
+    def set_metadata(self, root: Core, batch_size: BatchSize | None, names: object, out: Core) -> None:
         """Set the batch size and names of the new nodes, where these differ from those of the old ones."""
         if batch_size is not None:
             self.size = as_batch_size(batch_size)
@@ -224,7 +224,7 @@ class _Walk:
         if names is not NO_DEFAULT:
             self.names = None
 
-    def finish(self, root: Core, result: Any, names: Any, propagate_lock: bool, out: Core) -> Any:
+    def finish(self, root: Core, result: Any, names: Any, propagate_lock: bool, out: Core) -> object:
         """Name the dims of a new result, then write it into ``out`` or lock it."""
         if names is not NO_DEFAULT and names is not None:
             result._set_names(check_names(names, len(result.batch_size)))
@@ -232,7 +232,7 @@ class _Walk:
             return write_result(out, result.batch_size, result, inplace=False)
         return result.lock_() if propagate_lock and root._locked else result
 
-    def level(self, root: Core, others: tuple[Any, ...], path: Path) -> Any:
+    def level(self, root: Core, others: tuple[Any, ...], path: Path) -> object:
         """Apply ``fn`` below a node and return the new node, or None if it is dropped."""
         if self.size is None and (stacked := root._members_and_dim()) is not None:
             return self.members(root, stacked[1], others, path)
@@ -377,7 +377,7 @@ class _Walk:
         """Return True if ``fn`` is called on a node as on a leaf."""
         return self.is_leaf is not None and self.is_leaf(type(child))
 
-    def is_changed(self, child: Child, path: Path, rest: Sequence[Any]) -> bool:
+    def is_changed(self, child: Child, path: Path, rest: Sequence[object]) -> bool:
         """Return True if an earlier key changed this memory; StructureError if the operands of the two keys differ."""
         assert self.changed is not None
         memory = get_memory_key(child, not rest)
@@ -413,7 +413,7 @@ class _Walk:
             return None
         return node if self.inplace else self.build(node, entries)
 
-    def build(self, node: Core, entries: dict[str, Child]) -> Any:
+    def build(self, node: Core, entries: dict[str, Child]) -> object:
         """Build a node like ``node`` that holds the results."""
         return node._with_children(entries, batch_size=self.size, device=self.device, names=self.names)
 

@@ -77,10 +77,10 @@ def _swap_in(slots: list[Home], undo: bool = False) -> None:
 
 def _swap(
     owner: nn.Module, key: str, leaf: Tensor, copy: bool, plain: bool, slots: list[Home]
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[dict[str, Any], object]:
     """Return the dict that takes a leaf in place of a parameter (``_parameters`` or ``__dict__``), and its old content."""
     parameters, attributes = owner._parameters, owner.__dict__
-    held: Any = parameters[key]
+    held: object = parameters[key]
     lowered = held is None  # an earlier call may have replaced the parameter by a plain attribute
     if lowered:
         held = attributes.get(key)
@@ -90,7 +90,7 @@ def _swap(
     return attributes if lowers else parameters, held
 
 
-def _run_all(undo: Callable[[], Any]) -> None:
+def _run_all(undo: Callable[[], object]) -> None:
     """Call ``undo``; call it again if Ctrl-C interrupts it, so that the module is never half restored."""
     try:
         undo()
@@ -99,7 +99,7 @@ def _run_all(undo: Callable[[], Any]) -> None:
         raise
 
 
-def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) -> Any:
+def _fit(value: Any, held: object, slot: str, wrap: bool, made: dict[object, Tensor]) -> object:
     """Convert a leaf to a slot's type; gradients still reach it. ``made`` caches results, so that tied leaves stay tied."""
     result = made.get((id(value), slot))
     if result is not None:
@@ -118,7 +118,7 @@ def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) 
     return fitted
 
 
-def _make_parameter(value: Tensor, held: Any, made: dict[Any, Tensor]) -> Tensor:
+def _make_parameter(value: Tensor, held: Any, made: dict[object, Tensor]) -> Tensor:
     """Wrap a plain leaf that replaces a parameter in a parameter that shares its storage."""
     # .data of a tied parameter returns a new view at each read, so also match by memory.
     tied = made.get(id(held))
@@ -166,7 +166,7 @@ def _take_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filt
     return _unflatten_state(state)
 
 
-def _unflatten_state(state: dict[str, Any]) -> Any:
+def _unflatten_state(state: dict[str, object]) -> Core:
     result = make_dense({}, torch.Size())
     for key, value in state.items():
         result._set_path(tuple(key.split(".")), value)
@@ -176,24 +176,24 @@ def _unflatten_state(state: dict[str, Any]) -> Any:
 _params: Callable[..., Any]
 
 
-def register_params(cls: Callable[..., Any]) -> None:
+def register_params(cls: Callable[..., object]) -> None:
     """Register the class of parameters. Its module calls this once, which avoids an import cycle."""
     global _params
     _params = cls
 
 
-def _finish(result: Any, as_module: bool, lock: bool) -> Any:
+def _finish(result: Any, as_module: bool, lock: bool) -> object:
     if as_module:
         result = _params(result, no_convert=True)
     return result.lock_() if lock else result
 
 
-def _copy_slots(root: nn.Module, filter_empty: bool) -> Any:
+def _copy_slots(root: nn.Module, filter_empty: bool) -> object:
     if isinstance(root, Core):
         return root._tensordict
     size = torch.Size()
     top = _list_tensors(root)
-    todo: list[tuple[nn.Module, dict[str, Any], tuple[Any, ...]]] = [(root, top, ())]
+    todo: list[tuple[nn.Module, dict[str, Any], tuple[object, ...]]] = [(root, top, ())]
     levels: list[tuple[dict[str, Any], str]] = []
     # By hand: the row `from_module` of benchmarks/ops.py.
     while todo:
@@ -219,12 +219,12 @@ def _copy_slots(root: nn.Module, filter_empty: bool) -> Any:
     return make_dense(top, size)
 
 
-def _is_sharded(module: Any) -> bool:
+def _is_sharded(module: nn.Module) -> bool:
     """Return True if ``fully_shard`` of torch.distributed.fsdp was applied to a module. Does not import fsdp."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return False
-    sharded: Any = getattr(fsdp, "FSDPModule", None)  # FSDPModule is public since torch 2.6
+    sharded = getattr(fsdp, "FSDPModule", None)  # FSDPModule is public since torch 2.6
     return hasattr(type(module), "reshard") if sharded is None else isinstance(module, sharded)
 
 
@@ -294,7 +294,7 @@ def _stack_modules(
     return items[0]._stack_lazily(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
 
-def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
+def _stack_parameters(items: list[Any], expand_identical: bool) -> object:
     columns: list[list[Tensor]] = []
     for item in items:
         column: list[Tensor] = []
@@ -332,7 +332,7 @@ class ModuleMixin(Core):
     __slots__ = ()
 
     @classmethod
-    def _of_module(cls, taken: Any) -> Any:
+    def _of_module(cls, taken: object) -> object:
         """Convert a module's parameters to the type that classmethods of this class return."""
         return cls._wrap_dense(taken)
 
@@ -441,7 +441,7 @@ class ModuleMixin(Core):
         return undo_on_exit(swap, lambda _: _run_all(pairing.undo))
 
 
-def _load_into(node: Any, module: nn.Module, swap_dest: Any) -> Any:
+def _load_into(node: Any, module: nn.Module, swap_dest: Any) -> object:
     state = {key: value.detach().clone() for key, value in module.state_dict().items()}
     flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in node.items(True, True)}
     swap = _unflatten_state(state)
@@ -471,7 +471,7 @@ class _Pairing:
         self.writes = Transaction(non_blocking) if copy else None
         self.moves: list[Move] = []
         self.homes: list[Home] = []
-        self.todo: list[tuple[Any, Any, Slots, Any, Path]] = []
+        self.todo: list[tuple[object, Any, Slots, Any, Path]] = []
 
     def read(self, node: Any, module: nn.Module) -> Any:
         """Check that the module has a slot for each leaf. Return a collection of old contents, cloned if they are copied."""
@@ -500,7 +500,7 @@ class _Pairing:
         return swap
 
     def _add_parameters(
-        self, slots: dict[str, Any], children: dict[str, Any], old: dict[str, Any]
+        self, slots: dict[str, object], children: dict[str, object], old: dict[str, Any]
     ) -> dict[str, Any]:
         """Add the writes of the plain leaves that replace plain parameters. Return the other entries."""
         leaves, rest = children, {}
@@ -544,7 +544,7 @@ class _Pairing:
         return held  # type: ignore[no-any-return]
 
     def _add_node(
-        self, owner: Any, modules: dict[str, Any], key: str, node: Any, old: Any, path: Path
+        self, owner: object, modules: dict[str, Any], key: str, node: Any, old: Any, path: Path
     ) -> None:
         """Add the pair of a nested collection and a submodule, or the write of a value node."""
         inner = modules.get(key)
@@ -570,7 +570,7 @@ class _Pairing:
                 self.writes.commit()
             return
         _swap_in(self.homes)
-        made: dict[Any, Tensor] = {}
+        made: dict[object, Tensor] = {}
         for slots, key, value, held, slot in self.moves:
             if key is not None:
                 slots[key] = _fit(value, held, slot, wrap, made)
