@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,11 +41,12 @@ from .check import (
     rephrase_error,
     show_keys,
 )
-from .run import has_overlap, is_overlapping
+from .run import is_overlapping
 
 #: What decides, besides the shape, whether torch can combine tensors.
 _FORM = attrgetter("dtype", "device", "layout")
 _SHAPE = attrgetter("shape")
+_IS_NESTED = attrgetter("is_nested")
 
 
 def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: object) -> None:
@@ -62,8 +63,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     alike = not compiling and _are_alike(node, leaves, operands)
     if not (compiling or alike):
         this = _check(name, node, this, leaves, operands)
-    if this.single not in WRITES_ANEW and (compiling or may_share_memory(leaves, alike)):
-        leaves, operands = change_distinct(name, this, leaves, operands, partial(show_keys, node))
+    leaves, operands = _change_shared(name, node, this, leaves, operands, alike)
     done = 0
     try:
         if alike or compiling or is_all_plain(leaves, *operands):
@@ -74,14 +74,31 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
                 this.single(*rows[done])
     except (RuntimeError, TypeError) as error:
         rows = _list_rows(leaves, operands)
-        if not is_grad_needed(leaves, *operands) and has_overlap(leaves, *operands):
-            _finish_without_overlap(this, [rows[i] for i in order_subclasses_first(leaves, *operands)])
-            return
-        _check_leaves(node, [row for row in rows if row[0].requires_grad])
-        _try_rows(name, node, this, rows)
-        if PLAIN.issuperset(map(type, leaves)):
-            raise
-        raise _name_leaf(error, name, node, leaves[done]) from error
+        order = order_subclasses_first(leaves, *operands)
+        if is_grad_needed(leaves, *operands) or not _finish_without_overlap(this, [rows[i] for i in order]):
+            _raise_with_key(error, name, node, this, rows, done)
+
+
+def _change_shared(
+    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], alike: bool
+) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """Change the leaves that share memory, each element once. Return the other leaves with their operands."""
+    if this.single in WRITES_ANEW:
+        return leaves, operands
+    if not (torch.compiler.is_compiling() or may_share_memory(leaves, alike)):
+        return leaves, operands
+    return change_distinct(name, this, leaves, operands, partial(show_keys, node))
+
+
+def _raise_with_key(
+    error: Exception, name: str, node: Core, this: Op, rows: list[tuple[Any, ...]], done: int
+) -> NoReturn:
+    """Raise an error of torch with the key of the leaf that it is about; ``done``: the leaf that was written last."""
+    _check_leaves(node, [row for row in rows if row[0].requires_grad])
+    _try_rows(name, node, this, rows)
+    if all(type(row[0]) in PLAIN for row in rows):
+        raise error
+    raise _name_leaf(error, name, node, rows[done][0]) from error
 
 
 def _list_rows(leaves: list[Tensor], operands: tuple[object, ...]) -> list[tuple[Any, ...]]:
@@ -118,7 +135,7 @@ def _check(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tupl
     every = [leaves, *[operand for operand in operands if type(operand) is list]]
     # Skip checks that cannot fail: contiguous leaves are not expanded, and only a leaf of a class can be in a store.
     sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
-    odd = not is_all_contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
+    odd = not is_all_contiguous(leaves) or any(map(_IS_NESTED, leaves))
     if sealed or odd or needs_grad(leaves) or not PLAIN.issuperset(map(type, leaves)):
         _check_leaves(node, rows)
     for operand in every[1:]:
@@ -196,11 +213,12 @@ def _name_leaf(error: Exception, name: str, node: Core, leaf: Tensor) -> Excepti
     return rephrase_error(error, f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}")
 
 
-def _finish_without_overlap(this: Op, rows: list[tuple[Any, ...]]) -> None:
-    """Resume an in-place operation at the leaf where torch raised, since it overlaps its operand; clone such operands."""
+def _finish_without_overlap(this: Op, rows: list[tuple[Any, ...]]) -> bool:
+    """Resume an operation at the leaf where torch raised, since it overlaps its operand; False if there is no such leaf."""
     begun = False
     for leaf, *others in rows:
         shared = [is_overlapping(leaf, other) for other in others]
         begun = begun or any(shared)
         if begun:
             this.single(leaf, *[other.clone() if twice else other for other, twice in zip(others, shared)])
+    return begun

@@ -142,7 +142,7 @@ def copy_leaves(
                 target.copy_(value.clone() if is_overlapping(target, value) else value, non_blocking)
             except (RuntimeError, TypeError) as again:
                 raise rephrase_error(again, f"cannot write {name(i)} in place: {again}") from error
-        if not has_overlap(targets, values):
+        if not any(map(is_overlapping, targets, values)):
             raise
 
 
@@ -195,12 +195,6 @@ def _get_storage_id(leaf: Any) -> int:
         except RuntimeError:
             pass  # the leaf is under a functorch transform, or has no single storage
     return id(leaf)
-
-
-def has_overlap(leaves: list[Tensor], *operands: Any) -> bool:
-    """Return True if a leaf partly overlaps one of its operands."""
-    lists = [operand for operand in operands if type(operand) is list]
-    return any(is_overlapping(leaf, other) for leaf, *others in zip(leaves, *lists) for other in others)
 
 
 def is_overlapping(leaf: Tensor, other: object) -> bool:

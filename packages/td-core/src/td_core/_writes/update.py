@@ -114,12 +114,7 @@ class Update:
                 self._read_entry(member, key, row, below, prefix, member.batch_size)
             return None
         current = self._find(node, key, value, prefix)
-        held = None
-        # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
-        if is_node(current) and is_node(value) and (below is not None or not self._is_whole(value)):
-            held = node._get_writable(key)
-        if isinstance(held, Tensor):
-            raise concurrent_change_error(node)
+        held = self._find_merged(node, key, current, value, below)
         if held is not None and (self.inplace or not _is_stack_needed(held, value)):
             return held
         if below is not None:
@@ -136,6 +131,16 @@ class Update:
         else:
             self._add_store(node, key, value, path, size, joins=True)
         return None
+
+    def _find_merged(self, node: Any, key: str, current: object, value: object, below: object) -> Any:
+        """Return the node into which the entries of a value are merged, or None if the value is written as a whole."""
+        # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
+        if not (is_node(current) and is_node(value)) or (below is None and self._is_whole(value)):
+            return None
+        held = node._get_writable(key)
+        if isinstance(held, Tensor):
+            raise concurrent_change_error(node)
+        return held
 
     def _find(self, node: Core, key: str, value: object, prefix: Path) -> Child | None:
         """Return the entry of a node, or None if it is missing and may be added."""
@@ -310,12 +315,21 @@ def _list_stores(node: Core, source: Any, below: deque[tuple[Core, object]]) -> 
             return source.copy()
     if type(source) not in _DICTS or type(left) is not dict:
         return None
-    leaves: dict[object, Child] = {}
-    for key, value in source.copy().items():
+    return _split_levels(left, source.copy(), None if fits else size, below)
+
+
+def _split_levels(
+    left: dict[str, Child], source: dict[Any, Any], size: torch.Size | None, below: deque[tuple[Core, object]]
+) -> dict[Any, Child] | None:
+    """Return the leaves of a source, checked against a batch size, and append the pairs of nodes; None if one has no pair."""
+    leaves: dict[Any, Child] = {}
+    for key, value in source.items():
         if type(key) is not str:
             key, value = split_pair(key, value)
         if isinstance(value, Tensor):
-            if type(value) in WRAPPED or value.is_nested or not (fits or value.shape[: len(size)] == size):
+            if type(value) in WRAPPED or value.is_nested:
+                return None
+            if size is not None and value.shape[: len(size)] != size:
                 return None
             leaves[key] = value
             continue
