@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -430,3 +431,43 @@ def test_apply_inplace_returning_own_members_reads_first() -> None:
     stack = make_columns()
     stack[0:2].apply_(lambda leaf, other: other, stack[1:3].flip(1))
     assert stack["a"].tolist() == [[3, 2], [5, 4], [4, 5]]
+
+
+def make_nested(node: TensorDict, kind: str) -> TensorDict:
+    """Build a collection of batch size [2] with two levels above a node, which is dense or a lazy stack."""
+    if kind != "dense":
+        dim = 1 if kind == "stack of dim 1" else 0
+        parts = [part.clone() for part in node.unbind(dim)]
+        if kind == "stack of stacks":
+            parts = [lazy_stack([inner.clone() for inner in part.unbind(0)]) for part in parts]
+        node = lazy_stack(parts, dim)
+    return TensorDict({"up": {"s": node}}, [2])
+
+
+@pytest.mark.parametrize("index", [0, slice(None), torch.tensor([1]), torch.tensor([True, False])], ids=str)
+@pytest.mark.parametrize(
+    ("entries", "key"),
+    [
+        ({"a": torch.ones(5)}, "a"),
+        ({"a": {"b": 1}}, "a"),
+        ({"n": torch.ones(3)}, "n"),
+        ({"n": {"i": 1j}}, ("n", "i")),
+        ({("n", "i"): torch.ones(3, 3, 3, 3)}, ("n", "i")),
+        (1j, "a"),
+        ({"new": torch.ones(7, 7)}, "new"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["dense", "stack of dim 0", "stack of dim 1", "stack of stacks"])
+def test_setitem_bad_value_below_stack_raises_with_key_path(
+    kind: str, entries: Any, key: Any, index: Any
+) -> None:
+    node = TensorDict({"a": torch.zeros(2, 2, 3), "n": {"i": torch.zeros(2, 2, dtype=torch.int64)}}, [2, 2])
+    td = make_nested(node, kind)
+    path = ("up", "s", *((key,) if isinstance(key, str) else key))
+    before = td.clone()
+    if key == "new":
+        td.lock_()
+    with pytest.raises((StructureError, BatchSizeError, LockedError), match=re.escape(f"key {path}")):
+        td[index] = {"up": {"s": entries}}
+    assert (td == before).all()

@@ -101,14 +101,21 @@ class LazyStackOps(TensorDictBase):
         )
 
     def _plan_writes(
-        self, writes: Transaction, index: object, value: object, dims: int | None = None
+        self,
+        writes: Transaction,
+        index: object,
+        value: object,
+        path: tuple[str, ...] = (),
+        dims: int | None = None,
     ) -> None:
-        self._plan_parts(writes, split_for_members(self, index, value, dims), dims)
+        self._plan_parts(writes, split_for_members(self, index, value, path, dims), path, dims)
 
-    def _plan_parts(self, writes: Transaction, parts: Iterable[Part], dims: int | None = None) -> None:
+    def _plan_parts(
+        self, writes: Transaction, parts: Iterable[Part], path: tuple[str, ...] = (), dims: int | None = None
+    ) -> None:
         writes.split = True
         for member, index, part in parts:
-            member._plan_writes(writes, index, part, dims)
+            member._plan_writes(writes, index, part, path, dims)
 
     def _split_update(
         self, plan: Update, source: Core, wanted: object, path: tuple[str, ...]

@@ -346,9 +346,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._check_source(value)
         super()._assign(index, value, non_blocking=non_blocking)
 
-    def _plan_writes(self, writes: Any, index: object, value: object, dims: int | None = None) -> None:
+    def _plan_writes(self, writes: Any, index: object, value: object, *place: Any) -> None:
         self._check_source(value)
-        super()._plan_writes(writes, index, value, dims)
+        super()._plan_writes(writes, index, value, *place)
 
     def _check_source(self, value: object) -> None:
         """Raise UnknownFieldError if a value that is written at an index has a key that is not a field."""

@@ -329,10 +329,12 @@ class UpdateMixin(EntryMixin):
         IndexedWrite(writes, plan, size).read(self, value)
         writes.commit()
 
-    def _plan_writes(self, writes: Transaction, index: object, value: Any, dims: int | None = None) -> None:
-        """Check ``self[index] = value`` and add its writes; ``dims``: number of batch dims of new values, if known."""
+    def _plan_writes(
+        self, writes: Transaction, index: object, value: Any, path: Path = (), dims: int | None = None
+    ) -> None:
+        """Check ``self[index] = value`` for the node at ``path``, and add its writes; ``dims``: see :class:`IndexedWrite`."""
         size = self.batch_size
-        IndexedWrite(writes, plan_index(index, size), size).read(self, value, dims)
+        IndexedWrite(writes, plan_index(index, size), size).read(self, value, path, dims)
 
 
 def _try_whole(root: Core, source: Any, clone: bool, inplace: bool, non_blocking: bool) -> bool:
@@ -349,7 +351,9 @@ def _write_at(root: Any, path: Path, value: Any, index: object, non_blocking: bo
         entry = get_entry(root, path)
     except StructureError:
         # The entries of the members cannot be stacked, so write to each; the index then covers batch dims only.
-        parent._assign(index, {key: value}, non_blocking=non_blocking)
+        writes = Transaction(non_blocking)
+        parent._plan_writes(writes, index, {key: value}, path[:-1])
+        writes.commit()
         return
     if isinstance(entry, Tensor):
         # An entry that the kind builds when it is read, as a lazy stack does, is copied, and written back.

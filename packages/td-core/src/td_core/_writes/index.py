@@ -62,8 +62,8 @@ class IndexedWrite:
         self.todo: list[Level] = []
         #: Entries that the target lacks: their node, value, key path, and number of batch dims.
         self.new: list[Level] = []
-        #: Lazy stacks below the root, with the value of each.
-        self.stacks: list[tuple[TensorCollection, Any]] = []
+        #: Lazy stacks below the root, with the value and key path of each.
+        self.stacks: list[tuple[TensorCollection, Any, Path]] = []
         #: Numbers of batch dims that the values of existing entries have.
         self.actual: set[int | None] = set()
         # Last pair of shapes that passed: skip the checks if it repeats. A set would hash symbolic sizes, which raises.
@@ -71,15 +71,15 @@ class IndexedWrite:
         #: The last number, and the dtypes that can represent it.
         self.number: tuple[object, set[torch.dtype]] = (None, set())
 
-    def read(self, root: Core, value: object, dims: int | None = None) -> None:
-        """Check ``value`` against ``root`` and add the writes; ``dims``: number of batch dims of new values, if known."""
+    def read(self, root: Core, value: object, path: Path = (), dims: int | None = None) -> None:
+        """Check a value for ``root``, the node at ``path``; ``dims``: number of batch dims of new values, if known."""
         if isinstance(value, np.ndarray) and not value.ndim:
             value = value[()]
         if isinstance(value, Core) and has_entries(value):
             value = as_rows(value, torch.Size(self.lead))
         elif not (isinstance(value, Mapping) or is_scalar(value)):
             raise _source_error(value)
-        self.todo.append((root, value, (), dims))
+        self.todo.append((root, value, path, dims))
         while self.todo or self.new:
             if self.todo:
                 self._read_level(*self.todo.pop())
@@ -87,8 +87,8 @@ class IndexedWrite:
             # The values of existing entries determine the number of batch dims, so new entries are handled last.
             node, entry, path, dims = self.new.pop(0)
             self._make(node, entry, path, find_common_dims(self.actual, dims))
-        for stack, entry in self.stacks:
-            stack._plan_writes(self.writes, self.index, entry, find_common_dims(self.actual, None))
+        for stack, entry, path in self.stacks:
+            stack._plan_writes(self.writes, self.index, entry, path, find_common_dims(self.actual, None))
 
     def _read_level(self, node: Core, source: Any, path: Path, dims: int | None) -> None:
         """Check the entries of one node; a number is written into all leaves."""
@@ -221,7 +221,7 @@ class IndexedWrite:
             check_fits(entry, torch.Size((*self.lead, *target.batch_size[self.n :])), path)
             self.writes.put(node, key, target, self.index, entry)
         elif target._members_and_dim() is not None:
-            self.stacks.append((target, entry))
+            self.stacks.append((target, entry, path))
         else:
             self.todo.append((target, entry, path, None))
 

@@ -45,8 +45,10 @@ def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
     return parts
 
 
-def split_for_members(stack: Any, index: object, value: Any, dims: int | None = None) -> Iterator[Part]:
-    """Yield (member, index in the member, value) for each write of ``stack[index] = value``."""
+def split_for_members(
+    stack: Any, index: object, value: Any, path: Path = (), dims: int | None = None
+) -> Iterator[Part]:
+    """Yield (member, index in the member, value) for each write of ``stack[index] = value``; ``path``: that of the stack."""
     size = stack.batch_size
     members, dim = stack.tensordicts, stack.stack_dim
     if not members:
@@ -64,7 +66,7 @@ def split_for_members(stack: Any, index: object, value: Any, dims: int | None = 
         # Index a tensor of positions: the result gives the member, and the position in it, of each element.
         chosen = plan.leaf(torch.arange(size.numel(), device="cpu").view(size))
         yield from _split_scattered(
-            members, dim, compute_coordinates(chosen, size), _split_broadcast(value, stack, lead, dims)
+            members, dim, compute_coordinates(chosen, size), _split_broadcast(value, stack, lead, path, dims)
         )
         return
     inner = () if along.plan is None else along.plan.index
@@ -72,7 +74,7 @@ def split_for_members(stack: Any, index: object, value: Any, dims: int | None = 
         yield members[along.picks], inner, value
         return
     picked = members if along.picks is None else [members[i] for i in along.picks]
-    for item in _split_broadcast(value, stack, lead, dims):
+    for item in _split_broadcast(value, stack, lead, path, dims):
         parts = item.unbind(along.stack_dim) if isinstance(item, Core) else [item] * len(picked)
         for member, part in zip(picked, parts, strict=True):
             yield member, inner, part
@@ -109,7 +111,9 @@ def _split_uneven(stack: Any, index: object, value: object) -> Iterator[Part]:
         yield members[i], () if plans[i] is None else plans[i].index, part
 
 
-def _split_broadcast(value: Any, stack: Core, lead: torch.Size, dims: int | None) -> Sequence[object]:
+def _split_broadcast(
+    value: Any, stack: Core, lead: torch.Size, above: Path, dims: int | None
+) -> Sequence[object]:
     """Split a value into a collection of batch size ``lead`` and a dict of scalars that apply to all elements."""
     if isinstance(value, Core):
         value = as_rows(value, lead)
@@ -124,7 +128,7 @@ def _split_broadcast(value: Any, stack: Core, lead: torch.Size, dims: int | None
 
     def pair(node: Any, source: Any, prefix: Path) -> Iterator[tuple[object, ...]]:
         for key, entry in list_pairs(_get_entries(source)):
-            path = (*prefix, key)
+            path, full = (*prefix, key), (*above, *prefix, key)
             try:
                 target = node._peek_child(key)
             except KeyError:
@@ -136,11 +140,11 @@ def _split_broadcast(value: Any, stack: Core, lead: torch.Size, dims: int | None
                 shared[path] = entry
             elif isinstance(target, Tensor):
                 tail = _count_dims(node, key) - len(stack.batch_size)
-                leaf = as_leaf(entry, target, path)
+                leaf = as_leaf(entry, target, full)
                 counts.add(count_leading_dims(leaf, tail))
-                split[path] = _expand_value(leaf, tail, lead, path)
-            elif isinstance(entry := coerce(entry, lead, stack.device, path), Tensor):
-                raise form_error(target, entry, path)
+                split[path] = _expand_value(leaf, tail, lead, full)
+            elif isinstance(entry := coerce(entry, lead, stack.device, full), Tensor):
+                raise form_error(target, entry, full)
             else:
                 split[path] = entry
 
@@ -149,7 +153,8 @@ def _split_broadcast(value: Any, stack: Core, lead: torch.Size, dims: int | None
         if has_free_entries(entry, lead):
             new += [(below, (*path, key)) for key, below in list_pairs(_get_entries(entry))]
         else:
-            split[path] = as_new_rows(entry, lead, find_common_dims(counts, dims), stack.device, path)
+            count = find_common_dims(counts, dims)
+            split[path] = as_new_rows(entry, lead, count, stack.device, (*above, *path))
     return [*([build_nested(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
 
 
