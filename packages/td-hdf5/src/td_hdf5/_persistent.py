@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any
@@ -51,6 +51,7 @@ class _Store(LiveStore):
     ) -> None:
         self.file, self.mode, self.opened, self.device, self.options = file, mode, opened, device, options
         self.is_writable = mode != "r"
+        self._is_held = False
 
     @property
     def where(self) -> str:
@@ -94,8 +95,9 @@ class _Store(LiveStore):
                 self.file.structure += 1
 
     def _write(self, file: object, content: Save) -> None:
-        write_header(file, content.make_header())
         self.file.content = content
+        if not self._is_held:
+            write_header(file, content.make_header())
 
     def check_entry(self, data: Node) -> None:
         """Raise CodecError if the only entry of a collection cannot be stored."""
@@ -124,9 +126,18 @@ class _Store(LiveStore):
                     raise
             self._write(file, replace(found, table=table, arrays={**found.arrays, **arrays}))
 
-    def hold(self) -> contextlib.AbstractContextManager[object]:
-        """Keep the file open and locked during a block."""
-        return self.file.use(write=True)
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the file open and locked during a block, and write the header once, at its end."""
+        with self.file.use(write=True) as file:
+            before = self.read(file)
+            self._is_held = True
+            try:
+                yield
+            finally:
+                self._is_held = False
+                if self.file.content is not before:
+                    self._write(file, self.file.content)
 
     def can_link(self, path: KeyPath, value: Any) -> bool:
         """Return True for the leaf of a whole dataset, if another entry than the one at the path has it."""
