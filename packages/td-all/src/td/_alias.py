@@ -279,9 +279,8 @@ def install_as_tensordict() -> None:
     td.count_as_mapping()
     _private_names.add_private_members()
     _foreign_pickles.accept()
-    if (
-        torch.__version__ >= "2.6"
-    ):  # with a pair, older releases raise an error in each load with weights_only=True
+    # With a pair, older releases raise an error in each load with weights_only=True.
+    if torch.__version__ >= "2.6":
         torch.serialization.add_safe_globals(
             [(getattr(modules[f"{ROOT}.{home}"], name), f"{ROOT}.{home}.{name}") for home, name in _SAFE]
         )
