@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core.errors import CollectionIndexError, KeyMismatchError, KeyPathError, LockedError, StructureError
 
 
@@ -184,6 +184,19 @@ def test_get_forms_of_nested_stack_entry_equal_those_of_stack(outer):
     assert td.get((*path, "zz"), 3, as_list=True) == 3
     with pytest.raises(TypeError, match="takes no as_list: only lazy stacks do"):
         td.get("zz", as_list=True)
+
+
+def test_get_from_lazy_stack_two_defaults_raises() -> None:
+    with pytest.raises(TypeError, match="takes a key and one default, got 2 defaults"):
+        make_uneven_keys().get("a", 1, 2)
+
+
+def test_get_padded_from_parameters_runs_hook_once() -> None:
+    leaf = torch.nested.nested_tensor([torch.zeros(1), torch.ones(2)], layout=torch.jagged)
+    params = TensorDictParams(TensorDict({"w": leaf}, [2]))
+    params.register_get_post_hook(lambda params, value: value + 1)
+    expected = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+    torch.testing.assert_close(params.get("w", as_padded_tensor=True), expected, check_device=False)
 
 
 @pytest.mark.parametrize(

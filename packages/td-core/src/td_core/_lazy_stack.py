@@ -339,12 +339,11 @@ class LazyStackedTensorDict(LazyStackOps):
                 default = None if default is NOT_GIVEN else default
                 return convert_form(key, None if missing else results, self._stack_dim, default, **form)
             args = () if default is NOT_GIVEN else (default,)
-        elif type(key) is str:
+        elif type(key) is str and len(args) < 2:
             try:
                 return unwrap_entry(self._get_child(key))
             except KeyError:
-                if len(args) < 2:
-                    return args[0] if args else get_default(self, key)
+                return args[0] if args else get_default(self, key)
         return super().get(key, *args)
 
     def get_nestedtensor(
