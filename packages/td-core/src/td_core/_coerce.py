@@ -350,7 +350,7 @@ def build_nested(
                     raise StructureError(f"{show_path(below)} holds a mapping that contains itself")
                 seen.add(id(value))
             if type(key) is str:
-                inner = {}
+                inner: dict[str, Child] = {}
                 child: Any = make_dense(inner, batch_size, device)
                 if key in entries and type(entries[key]) is type(root):  # a nested key has created the node
                     child = entries[key]
