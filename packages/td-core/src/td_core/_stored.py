@@ -205,7 +205,7 @@ def read_all(leaves: Iterable[object]) -> list[Any]:
     return [results.get(id(leaf), leaf) for leaf in leaves]
 
 
-def as_memory(leaves: Sequence[object]) -> list[Any]:
+def as_memory(leaves: Sequence[object]) -> list[object]:
     """Return the leaves with those in a store read, each of them once; autograd records the reads."""
     # Outside of __torch_dispatch__, autograd must see that a leaf which requires grad is read.
     return read_all(

@@ -346,7 +346,7 @@ class _Walk:
                 )
         kept = []
 
-        def apply_to_part(member: Core, *parts: object) -> Any:
+        def apply_to_part(member: Core, *parts: object) -> object:
             left = iter(parts)
             rest = tuple([_MISSING if other is _MISSING else next(left) for other in others])
             result = self.level(member, rest, path)

@@ -501,7 +501,7 @@ class _Pairing:
 
     def _add_parameters(
         self, slots: dict[str, object], children: dict[str, object], old: dict[str, Any]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Add the writes of the plain leaves that replace plain parameters. Return the other entries."""
         leaves, rest = children, {}
         held = dict(zip(children, map(slots.get, children)))
