@@ -352,3 +352,20 @@ def test_setitem_number_beyond_dtype_raises_with_key(source: Any) -> None:
     with pytest.raises(StructureError, match=r"cannot write key \('n', 'i'\) at an index: "):
         td[0] = source
     assert td["n", "c"].tolist() == [0, 0] and td["n", "i"].tolist() == [0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+@pytest.mark.parametrize("index", [0, slice(0, 1), torch.tensor([0]), torch.tensor([True, False])], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [None, torch.float32, torch.float64, torch.int64, torch.quint8, torch.qint8]
+)
+def test_set_at_quantized_leaf_casts_value(dtype: Any, index: Any) -> None:
+    td = TensorDict({"a": torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8)}, [2])
+    value: Any = 1.5 if dtype is None else torch.ones(1)
+    if dtype in (torch.quint8, torch.qint8):
+        value = torch.quantize_per_tensor(value, 0.2, 0, dtype)
+    elif dtype is not None:
+        value = value.to(dtype)
+    td.set_at_("a", value[0] if type(index) is int and dtype is not None else value, index)
+    expected = torch.tensor([1.5 if dtype is None else 1.0, 0.0])
+    torch.testing.assert_close(td["a"].dequantize(), expected)

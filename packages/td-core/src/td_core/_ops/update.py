@@ -383,10 +383,7 @@ def _write_leaf_at(target: Tensor, index: object, value: Any, path: Path, non_bl
             raise add_path(problem, path, f"at the index {index!r}")
     _check_leaf_at(target, index, value, path)
     try:
-        # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
-        if isinstance(value, Tensor) and not target.is_quantized:
-            value = value.to(target.device, target.dtype, non_blocking=non_blocking)
-        write_at(target, index, value)
+        write_at(target, index, value, non_blocking)
     except (RuntimeError, TypeError, ValueError) as error:
         kind = LockedError if isinstance(error, LockedError) else StructureError
         found = find_problem(target, value, index) or kind(str(error))

@@ -81,18 +81,9 @@ class Transaction:
 
     def _write(self, target: Tensor, value: Any, path: Path, place: BoundIndex | None) -> None:
         """Write a tensor or number at an index of a leaf, or into the whole leaf."""
-        # torch converts dtype and device when it writes through a view, but not when it writes at an index tensor.
-        # It quantizes float32 values only.
-        if isinstance(value, Tensor) and target.is_quantized:
-            value = value.dequantize() if value.is_quantized else value.float()
-        elif isinstance(value, Tensor):
-            value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
-        elif target.is_cuda and place is not None:
-            # torch would create the scalar on the CPU and synchronize for the copy.
-            value = torch.full((), value, dtype=target.dtype, device=target.device)
         position = () if place is None else place.move_to_device_of(target)
         try:
-            write_at(target, position, value)
+            write_at(target, position, value, self.non_blocking)
         except (RuntimeError, TypeError) as error:
             message = f"cannot write {show_path(path)} at an index: {error}"
             raise rephrase_error(error, message) from error
@@ -105,11 +96,22 @@ def put_value(node: Core, key: str, target: Core, index: object, non_blocking: b
         node._set_child(key, written)
 
 
-def write_at(target: Tensor, index: Any, value: Any) -> None:
-    """Write a value at an index of a leaf; torch refuses one that shares memory with the leaf, so clone it then."""
+def write_at(target: Tensor, index: Any, value: Any, non_blocking: bool = False) -> None:
+    """Write a number or tensor at an index of a leaf, cast to its dtype and device."""
+    # torch converts dtype and device when it writes through a view, but not when it writes at an index tensor.
+    # It quantizes float32 values only.
+    if isinstance(value, Tensor) and target.is_quantized:
+        value = value.dequantize() if value.is_quantized else value.float()
+    elif isinstance(value, Tensor):
+        value = value.to(target.device, target.dtype, non_blocking=non_blocking)
+    elif target.is_cuda and any(
+        isinstance(item, Tensor) for item in (index if type(index) is tuple else (index,))
+    ):
+        # torch would create the scalar on the CPU and synchronize for the copy.
+        value = torch.full((), value, dtype=target.dtype, device=target.device)
     try:
         target[index] = value
-    except RuntimeError:
+    except RuntimeError:  # torch refuses a value that shares memory with the leaf
         if not isinstance(value, Tensor) or _get_storage_id(target) != _get_storage_id(value):
             raise
         target[index] = value.clone()
