@@ -307,6 +307,9 @@ def _reduce_features(node: Core, call: Callable[[Tensor], Any], count: int | Non
 
 def _parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
     """Convert ``dim`` to non-negative batch dims, or to None for all dims of each leaf."""
+    # By hand: the row `sum dim` of benchmarks/ops.py.
+    if type(dim) is int and 0 <= dim < len(node.batch_size):
+        return (dim,)
     if dim is NO_DEFAULT or dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return None
     provided = dim if isinstance(dim, (tuple, list)) else (dim,)

@@ -268,7 +268,7 @@ def _broadcast_condition(
             raise BatchSizeError(
                 f"where: the {name} of shape {list(shape)} does not broadcast against the batch size {list(size)}"
             )
-    return mask.expand(size), size
+    return (mask if mask.shape == size else mask.expand(size)), size
 
 
 def _expand_to_leaf(leaf: Tensor, value: Any) -> Tensor:

@@ -199,7 +199,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[object]]
             if type(entry) in PLAIN:
                 add(entry)
                 add_value(value)
-            elif type(entry) is kind is type(value) or _are_nodes(entry, value):
+            elif (type(entry) is kind and type(value) in (kind, dict)) or (is_node(entry) and is_node(value)):
                 todo.append((entry, value))
             elif (entry := _as_plain(entry, value)) is not None:
                 add(entry)
@@ -207,10 +207,6 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[object]]
             else:
                 return [], []
     return targets, values
-
-
-def _are_nodes(entry: object, value: object) -> bool:
-    return is_node(entry) and is_node(value)
 
 
 def _as_plain(entry: Any, value: object) -> Tensor | None:
