@@ -85,7 +85,7 @@ class Record:
         >>> Record({"unit": "m"}).read_field("unit", str)
         'm'
         """
-        value = self.meta.get(name) if type(None) in types else self.meta[name]
+        value = self.meta.get(name) if _NONE in types else self.meta[name]
         if type(value) not in types:
             raise TypeError(f"its header says that {name} is {value!r}")
         return value

@@ -308,14 +308,15 @@ class LiveCollection(TensorDictBase):
         """Write a checked leaf or node into the store, in the place of the entry that is there."""
         path, store = (*self._path, key), self._store
         with store.hold():
+            if key in self._entries and not store.can_link(path, value):
+                value = value.clone()  # it can have leaves of the entry that it replaces
+            data = self._with_children({key: value})
             if key in self._entries:
-                if not store.can_link(path, value):
-                    value = value.clone()  # it can have leaves of the entry that it replaces
-                store.check_entry(self._with_children({key: value}))
+                store.check_entry(data)
                 # The arrays of the old entry, whose names the new ones get, are removed first.
                 blank = _make_table(make_dense({}, self._size))
                 store.edit(lambda table: set_entry(table, path, blank), removed=path)
-            store.add_entry(path, self._with_children({key: value}))
+            store.add_entry(path, data)
             opened = store.open_entry(path)
         for above in self._path:
             opened = opened._children()[above]
