@@ -58,6 +58,7 @@ LAYERS = [
         "_inspection",
         "_background",
         "_command_line",
+        "_regular_files",
         "_temporary_files",
     ],
     ["_value_types", "_value_codec"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import td_core
 from td_core import FormatError, TensorDict, load
 from td_safetensors import save
 
@@ -152,6 +154,25 @@ def test_load_damaged_header_raises_with_reason(
     with pytest.raises(FormatError, match=message) as caught:
         load(path, format="safetensors")
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["file", "shard", "index", "single"])
+def test_read_pipe_in_place_of_a_file_raises(part: str, path: Path, td: TensorDict) -> None:
+    save(td, path, max_shard_size=64)
+    place = {
+        "file": path.with_name("x.safetensors"), "shard": next(path.glob("*.safetensors")),
+        "index": path / "model.safetensors.index.json", "single": path / "model.safetensors",
+    }[part]  # fmt: skip
+    if part == "single":
+        (path / "model.safetensors.index.json").unlink()
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    save_path = place if part == "file" else path
+    for read in (load, td_core.open, td_core.inspect):
+        with pytest.raises(FormatError, match=f"cannot open .*{place.name}: it is not a regular file"):
+            read(save_path, format="safetensors")
+    (problem,) = td_core.verify(save_path, format="safetensors").problems
+    assert "it is not a regular file" in str(problem)
 
 
 def test_load_missing_file_raises_file_not_found(path: Path) -> None:

@@ -25,6 +25,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from ._regular_files import check_replaceable
+
 ReadT = TypeVar("ReadT")
 
 #: The most buffers that one call of ``writev`` takes.
@@ -52,6 +54,8 @@ class _Temporary:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # A save through a link replaces what the link refers to.
         self.path = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)
+        check_replaceable(self.path)
+        _make_parents(self.path)
         for number in itertools.count():
             self.temporary = _name_temporary(self.path, f"{number:08x}")
             try:
@@ -59,6 +63,8 @@ class _Temporary:
             except FileExistsError:
                 _remove_if_stale(self.temporary)
                 continue
+            except OSError as error:
+                raise self._name_path(error) from error
             try:
                 # Another save can remove the temporary before it is locked.
                 if not _lock(self.fd) or _is_named(self.fd, self.temporary):
@@ -79,9 +85,15 @@ class _Temporary:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        hidden = self.temporary
         self.discard()
-        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
-            raise OSError(error.errno, f"cannot write it: {os.strerror(error.errno)}", self.path) from error
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, hidden):
+            raise self._name_path(error) from error
+
+    def _name_path(self, error: OSError) -> OSError:
+        """Return an error with the path of the save, of which users know, in place of the temporary name."""
+        code = error.errno or 0
+        return OSError(code, f"cannot write it: {os.strerror(code)}", self.path)
 
     def discard(self) -> None:
         """Remove the temporary, unless it is committed."""
@@ -104,8 +116,9 @@ class _Temporary:
 class NewFile(_Temporary):
     """A file that gets its name when it is complete; :meth:`commit` renames it, else the end of the block removes it.
 
-    A file at the path is replaced, and its permissions are kept; with ``replace=False``, FileExistsError is raised. A library
-    that opens files by path can write to ``temporary``.
+    A file at the path is replaced, and its permissions are kept; with ``replace=False``, FileExistsError is raised, as for a
+    pipe, a device and a socket. Missing directories above the path are made. A library that opens files by path can write to
+    ``temporary``.
 
     The file can be the last one of a save of several files in its directory, such as their index: ``beside`` has the suffixes
     of these. Then the block is entered by one process at a time, if the file system has locks, and what killed saves left of
@@ -204,7 +217,7 @@ class NewDirectory(_Temporary):
             raise NotADirectoryError(
                 f"cannot save to {path!r}, which is a file: remove it, or choose another path"
             )
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _make_parents(path)
         _recover(path)
         super().__init__(path)
 
@@ -357,6 +370,18 @@ def _sync_tree(path: str) -> None:
             finally:
                 os.close(fd)
         _sync_names(folder)
+
+
+def _make_parents(path: str) -> None:
+    """Make the directories above a path."""
+    folder = os.path.dirname(path)
+    if os.path.isdir(folder):
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        code = errno.ENOTDIR if error.errno == errno.EEXIST else error.errno or 0  # a file is there
+        raise OSError(code, os.strerror(code), path) from error
 
 
 def _name_temporary(path: str, number: str) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor
 from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError
 from td_core.plugins.memmap_methods import MemmapOptions
-from td_core.spi import NewFile, make_reporter
+from td_core.spi import NewFile, make_reporter, open_regular
 from td_core.typing import NestedKey, Progress
 
 from . import _file_names, _fs
@@ -358,7 +358,7 @@ class ArchiveTree:
     def __init__(self, path: str) -> None:
         self.path = path
         self.base: Parts = ()
-        self._file = os.fdopen(_fs.open_path(path, writable=False), "rb")
+        self._file = os.fdopen(open_regular(path), "rb")
         self._fd = self._file.fileno()
         try:
             self.zip = zipfile.ZipFile(self._file)
@@ -501,7 +501,7 @@ class ArchiveTree:
         size = _fs.get_open_status(self._fd).st_size
         if not shared:
             return map_memory(self._fd, size, False, self.path)
-        with _fs.closing(_fs.open_path(self.path, writable=True)) as fd:
+        with _fs.closing(open_regular(self.path, write=True)) as fd:
             return map_memory(fd, size, True, self.path)
 
 
@@ -597,7 +597,7 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
     'save.tdz'
     """
     path = _fs.make_absolute(archive_path)
-    with ArchiveTree(path) as tree, _fs.closing(_fs.open_path(path, writable=True)) as fd:
+    with ArchiveTree(path) as tree, _fs.closing(open_regular(path, write=True)) as fd:
         _rewrite_checksums(tree, fd)
     return Path(archive_path)
 

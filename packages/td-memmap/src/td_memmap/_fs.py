@@ -1,4 +1,4 @@
-"""File system access: every system call on files is in this module.
+"""File system access: every system call on files is in this module, or in td-core.
 
 A :class:`DirectoryTree` is a directory that was opened once. Names below it are resolved relative to the open
 directory, one component at a time and never through a link. So a read continues in the opened directory if another
@@ -102,18 +102,6 @@ def read_chunks(fd: int) -> Iterator[bytes]:
 def set_size(fd: int, nbytes: int) -> None:
     """Set the size of an open file without allocating disk space."""
     os.ftruncate(fd, nbytes)
-
-
-def open_path(path: str, writable: bool) -> int:
-    """Open a file by its path, for a tensor outside of a saved collection; raise FormatError if it is not regular."""
-    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise FormatError(f"cannot map {path}: it is not a regular file")
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: object) -> tuple[Opened, bool]:

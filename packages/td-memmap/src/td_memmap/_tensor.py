@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_storage
 
 from td_core.errors import FormatError
-from td_core.spi import NewFile, as_dtype, as_tensor, set_module
+from td_core.spi import NewFile, as_dtype, as_tensor, open_regular, set_module
 from td_core.typing import DeviceType, DtypeLike
 
 from . import _fs
@@ -205,7 +205,7 @@ class MemoryMappedTensor(Tensor):
         if not count:
             return cls._on(make_empty(dtype, shape), Place(shape, path))
         if existsok and keep and _fs.get_status(path) is not None:
-            with _fs.closing(_fs.open_path(path, writable=True)) as fd:
+            with _fs.closing(open_regular(path, write=True)) as fd:
                 if _fs.get_open_status(fd).st_size < nbytes:
                     _fs.reserve(fd, nbytes)
                 return map_file(fd, path, dtype, shape, None, shared=True)
@@ -255,7 +255,7 @@ class MemoryMappedTensor(Tensor):
         if not element_count(shape):
             result = cls._on(make_empty(element, shape), Place(shape, path, mode=mode))
         else:
-            fd, shared = _fs.open_in_mode(mode, _fs.open_path, path)
+            fd, shared = _fs.open_in_mode(mode, open_regular, path)
             with _fs.closing(fd):
                 result = map_file(fd, path, element, shape, mode, shared=shared)
         return result if index is None else result[index]

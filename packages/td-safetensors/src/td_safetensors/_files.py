@@ -6,7 +6,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-_BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+from td_core.spi import open_regular
+
 #: File systems whose mapped pages are fetched one by one over a network.
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs", "fuse")
 
@@ -14,7 +15,7 @@ _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs
 @contextlib.contextmanager
 def open_for_reading(path: str, *, write: bool = False) -> Iterator[int]:
     """Open a file for the duration of a block; with ``write`` also for writing."""
-    fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | _BINARY)
+    fd = open_regular(path, write)
     try:
         yield fd
     finally:

@@ -89,8 +89,10 @@ def save(
         write = partial(_save_file, plan, place)
     else:
         limit = parse_size(max_shard_size)
-        if os.path.isfile(place):
-            raise NotADirectoryError(f"max_shard_size writes a directory of files; {place!r} is a file")
+        if os.path.lexists(place) and not os.path.isdir(place):
+            raise NotADirectoryError(
+                f"max_shard_size writes a directory of files; {place!r} is not a directory"
+            )
         if os.path.lexists(os.path.join(place, SINGLE)):
             raise FileExistsError(
                 f"{os.path.join(place, SINGLE)!r} exists, which other programs read instead of the shards: remove it"

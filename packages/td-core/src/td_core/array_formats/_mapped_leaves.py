@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._buffers import as_bytes
 from .._public_names import set_module
+from .._regular_files import open_regular
 from .._torch_private import plain_results
 from ..errors import FormatError
 from ..typing import SourceIndex
@@ -116,7 +117,7 @@ class MappedSource(ABC):
 
 def sync_file(path: str) -> None:
     """Return when the content of a file, with what was written through mappings, has reached the disk."""
-    fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    fd = open_regular(path, write=True)
     try:
         os.fsync(fd)
     finally:
