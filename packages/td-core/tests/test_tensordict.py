@@ -349,9 +349,6 @@ WRONG: dict[str, tuple[Callable[[TensorDict], Any], type[Exception], str]] = {
     "del: below a leaf": (lambda td: td.del_(("a", "q")), KeyThroughLeafError, "'a' is a tensor, so it has"),
     "del: index": (lambda td: operator.delitem(td, 0), KeyPathError, "only keys can be deleted, not the index 0"),
     "del: of one member": (lambda td: make_ragged().del_("q"), KeyPathError, "key 'q' not found in LazyStackedTensorDict"),
-    "del: of the first member": (
-        lambda td: LazyStackedTensorDict(td, td.exclude("a")).del_("a"), KeyPathError, "key 'a' not found in Lazy"
-    ),
     "popitem": (lambda td: TensorDict().popitem(), KeyPathError, "the TensorDict is empty"),
     "replace": (lambda td: td.replace({}, {}), TypeError, "takes one mapping or collection, got 2"),
     "update: locked": (lambda td: td.lock_().update({"z": 1}), LockedError, "cannot update"),

@@ -20,7 +20,6 @@ from ._collection import (
     add_nested,
     check_keys,
     make_dense,
-    missing_key_error,
     register_lazy_stack,
     show_path,
     unwrap_entry,
@@ -36,7 +35,7 @@ from ._ops.entries import NOT_GIVEN, get_default, parse_get_options
 from ._ops.uneven import make_empty_like, transform_uneven, uneven_index
 from ._plan_steps import Along, remove_size
 from ._plans import MultiPlan, ShapePlan, as_batch_size
-from ._ragged import convert_form, get_member_entry, list_distinct_members, make_ragged_error
+from ._ragged import MISSING, convert_form, find_holders, get_member_entry, make_ragged_error
 from ._shape_plans import stack_plan
 from ._walks import visit
 from ._writes.members import check_new_members, split_for_members, unbind_members
@@ -335,15 +334,17 @@ class LazyStackedTensorDict(LazyStackOps):
             default, form = parse_get_options(args, kwargs)
             if form:
                 results = [get_member_entry(member, key, form) for member in self._members]
-                missing = not results or any(entry is NO_DEFAULT for entry in results)
+                missing = not results or any(entry is MISSING for entry in results)
                 default = None if default is NOT_GIVEN else default
+                if missing and default is NO_DEFAULT:
+                    return get_default(self, key, default)
                 return convert_form(key, None if missing else results, self._stack_dim, default, **form)
             args = () if default is NOT_GIVEN else (default,)
         elif type(key) is str and len(args) < 2:
             try:
                 return unwrap_entry(self._get_child(key))
             except KeyError:
-                return args[0] if args else get_default(self, key)
+                return get_default(self, key, *args)
         return super().get(key, *args)
 
     def get_nestedtensor(
@@ -363,12 +364,7 @@ class LazyStackedTensorDict(LazyStackOps):
         >>> [part.shape for part in items.get_nestedtensor("a", layout=torch.jagged).unbind()]
         [torch.Size([1]), torch.Size([2])]
         """
-        value = self.get(key, NO_DEFAULT, as_nested_tensor=True, layout=layout or torch.strided)
-        if value is not NO_DEFAULT:
-            return value
-        if default is NO_DEFAULT:
-            raise missing_key_error(self, key)
-        return default
+        return self.get(key, default, as_nested_tensor=True, layout=layout or torch.strided)
 
     def _set_child(self, key: str, value: Child) -> None:
         for member, part in self._split_for_members(key, value):
@@ -398,10 +394,13 @@ class LazyStackedTensorDict(LazyStackOps):
         return list(zip(self._members, unbind_members(value, self._stack_dim)))
 
     def _del_child(self, key: str) -> None:
-        if key not in self._children():
+        holders = find_holders(self, (key,))
+        if not holders:
             raise KeyError(key)
-        for member in list_distinct_members(self._members):
-            member._del_child(key)
+        for holder in holders:
+            check_unlocked(holder, f"remove {show_path((key,))}")
+        for holder in holders:
+            holder._del_child(key)
 
     def _with_children(
         self,

@@ -15,7 +15,10 @@ from ._keys import unravel_key_to_tuple
 from ._torch_private import functorch_level
 from ._walks import has_entries, list_holders
 from .errors import StructureError
-from .typing import NO_DEFAULT, NestedKey
+from .typing import NestedKey
+
+#: What :func:`get_member_entry` returns for a member without the entry.
+MISSING: object = object()
 
 
 def get_display_shape(tensor: Tensor) -> tuple[Any, ...]:
@@ -56,6 +59,15 @@ def list_distinct_members(members: Sequence[Core]) -> list[Any]:
     return list({id(member._inner()): member for member in flat}.values())
 
 
+def find_holders(root: Core, path: tuple[str, ...]) -> list[Any]:
+    """Return the nodes that hold the entry at a key path: of a lazy stack on the path, the members that have it."""
+    nodes = list_distinct_members([root])
+    for part in path[:-1]:
+        found = [node._children().get(part) for node in nodes]
+        nodes = list_distinct_members([child for child in found if child is not None and has_entries(child)])
+    return [node for node in nodes if path[-1] in node._children()]
+
+
 def fill_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
     """Return the entry of each member under a key, with empty tensors for members that lack it."""
     results: list[Any] = [member._children().get(key) for member in members]
@@ -88,11 +100,11 @@ def get_member_entry(member: Any, key: NestedKey, form: dict[str, object]) -> ob
     while path and isinstance(node, Core) and node._members_and_dim() is None:
         node, path = node._children().get(path[0]), path[1:]
     if not path or not isinstance(node, Core) or not has_entries(node):
-        return member.get(key, NO_DEFAULT)
+        return member.get(key, MISSING)
     if not form.get("as_nested_tensor"):
-        return member.get(key, NO_DEFAULT, **form)
+        return member.get(key, MISSING, **form)
     try:
-        return member.get(key, NO_DEFAULT)
+        return member.get(key, MISSING)
     except StructureError as error:
         raise StructureError(
             f"key {key!r} is ragged in stacks inside the stack, and a nested tensor has components of one level; "

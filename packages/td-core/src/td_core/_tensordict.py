@@ -321,7 +321,7 @@ class TensorDict(TensorDictBase):
             if result is not None:
                 return result if isinstance(result, Tensor) else unwrap_entry(result)
             if type(key) is str and len(args) < 2:
-                return args[0] if args else get_default(self, key)
+                return get_default(self, key, *args)
         return super().get(key, *args, **kwargs)
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:

@@ -11,7 +11,7 @@ from td_core import Coercer, LinkedList, unravel_key_to_tuple
 from td_core.errors import BatchSizeError
 from td_core.plugins.declarations import implements
 from td_core.plugins.value_methods import ValueMethods
-from td_core.typing import NO_DEFAULT, NestedKey
+from td_core.typing import NestedKey
 
 from ._attrs import make_attrs
 from ._non_tensor import NonTensorData
@@ -24,10 +24,8 @@ from ._value_settings import list_to_stack
 
 @implements(ValueMethods.get_non_tensor)
 def get_non_tensor(self, key, default):
-    entry = self.get(key, NO_DEFAULT)
-    if entry is NO_DEFAULT:
-        return self[key] if default is NO_DEFAULT else default
-    return entry._unwrap() if hasattr(entry, "_unwrap") else entry
+    entry = self.get(key, default)
+    return entry._unwrap() if entry is not default and hasattr(entry, "_unwrap") else entry
 
 
 @implements(ValueMethods.set_non_tensor)

@@ -32,9 +32,9 @@ from .._mapping_views import (
     LevelKeys,
     has_plain_entries,
 )
-from .._ragged import convert_form
+from .._ragged import convert_form, find_holders, list_distinct_members
 from .._settings import SETTINGS
-from .._walks import has_entries, visit
+from .._walks import has_entries, list_holders, visit
 from .._writes.update import write_entry
 from ..errors import KeyPathError, KeyThroughLeafError, StructureError, TensorDictError
 from ..typing import NO_DEFAULT, NestedKey
@@ -65,13 +65,13 @@ class EntryMixin(Core):
 
         Args:
             key: a string or nested tuple of strings.
-            *args: the default; None if omitted (see ``set_get_defaults_to_none``).
+            *args: the default; None if omitted (see ``set_get_defaults_to_none``); with NO_DEFAULT, a missing key raises.
             **kwargs: ``default=``, or for an entry of a lazy stack the form of the result: ``as_list=True``,
                 ``as_nested_tensor=True`` (with ``layout``) or ``as_padded_tensor=True`` (with ``padding_value`` and
                 ``padding_side``). ``as_padded_tensor`` also applies to entries that are nested tensors.
 
         Raises:
-            KeyPathError: ``key`` is not a string or a nested tuple of strings.
+            KeyPathError: ``key`` is not a string or a nested tuple of strings, or is missing and the default is NO_DEFAULT.
 
         >>> td = TensorDict({"a": {"b": 1}})
         >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
@@ -92,7 +92,7 @@ class EntryMixin(Core):
                 break
         else:
             return unwrap_entry(node)
-        return get_default(self, key) if default is NOT_GIVEN else default
+        return get_default(self, key, default)
 
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
@@ -204,7 +204,7 @@ class EntryMixin(Core):
         return self
 
     def setdefault(self, key: NestedKey, default: object, inplace: bool = False) -> Any:
-        """Return the entry ``key``; if it is missing, store ``default`` first.
+        """Return the entry ``key``; if it is missing, store ``default`` first, in a lazy stack in the members that lack it.
 
         ``inplace`` has no effect: only a missing entry is written.
 
@@ -212,11 +212,11 @@ class EntryMixin(Core):
         tensor(1)
         """
         if key not in self:
-            self.set(key, default, inplace=inplace)
+            set_missing(self, unravel_key_to_tuple(key), default)
         return self.get(key)
 
     def del_(self, key: NestedKey) -> Self:
-        """Remove an entry.
+        """Remove an entry; from a lazy stack also one that only some members have.
 
         Raises:
             KeyPathError: the key is missing.
@@ -226,10 +226,17 @@ class EntryMixin(Core):
         ['b']
         """
         path = unravel_key_to_tuple(key)
-        node = get_parent(self, path)
-        check_unlocked(node, f"remove {show_path(path)}")
         try:
-            node._del_child(path[-1])
+            nodes: list[Any] = [get_parent(self, path)]
+        except (KeyError, StructureError):  # not all members of a lazy stack have the nodes on the path
+            nodes = find_holders(self, path)
+            if not nodes:
+                raise
+        for node in nodes:
+            check_unlocked(node, f"remove {show_path(path)}")
+        try:
+            for node in nodes:
+                node._del_child(path[-1])
         except KeyError:
             raise missing_key_error(node, path[-1], path[:-1]) from None
         return self
@@ -243,6 +250,9 @@ class EntryMixin(Core):
     def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Any:
         """Remove an entry and return it, or return the default if it is missing.
 
+        An entry that only some members of a lazy stack have is returned as a list: for each member its entry, or the default
+        (None if it is not given).
+
         Raises:
             KeyPathError: the key is missing, and ``default`` is not given.
 
@@ -251,8 +261,13 @@ class EntryMixin(Core):
         """
         path = unravel_key_to_tuple(key)
         if default is not NO_DEFAULT and path not in self.keys(True):
-            return default
-        entry = get_entry(self, path)
+            return _pop_partial(self, path, default) if find_holders(self, path) else default
+        try:
+            entry = get_entry(self, path)
+        except KeyError:
+            if not find_holders(self, path):
+                raise
+            return _pop_partial(self, path, None)
         self.del_(path)
         return unwrap_entry(entry)
 
@@ -265,7 +280,7 @@ class EntryMixin(Core):
         >>> TensorDict({"a": 1}).popitem()
         ('a', tensor(1))
         """
-        keys = list(self._children())
+        keys = list(self._children()) or [key for node in list_holders(self) for key in node._children()]
         if not keys:
             raise KeyPathError(f"popitem: the {type(self).__name__} is empty")
         return keys[-1], self.pop(keys[-1])
@@ -276,9 +291,12 @@ class EntryMixin(Core):
         >>> TensorDict({"a": 1}).clear().is_empty()
         True
         """
-        check_unlocked(self, "clear the collection")
-        for key in list(self._children()):
-            self._del_child(key)
+        nodes = list_distinct_members([self])
+        for node in (self, *nodes):
+            check_unlocked(node, "clear the collection")
+        for node in nodes:
+            for key in list(node._children()):
+                node._del_child(key)
         return self
 
     def create_nested(self, key: NestedKey) -> Self:
@@ -507,6 +525,44 @@ def _set_rows(
     return rows is not None
 
 
+def _pop_partial(root: Core, path: tuple[str, ...], default: object) -> object:
+    """Remove an entry that only some members of a lazy stack have; return it, or the default, for each member."""
+    for holder in find_holders(root, path):
+        check_unlocked(holder, f"remove {show_path(path)}")
+    return _pop_rows(root, path, default)
+
+
+def _pop_rows(node: Core, path: tuple[str, ...], default: object) -> object:
+    for depth, part in enumerate(path):
+        stacked = node._members_and_dim()
+        if stacked is not None:
+            return [_pop_rows(member, path[depth:], default) for member in stacked[0]]
+        child = node._children().get(part)
+        if depth == len(path) - 1 or child is None or not has_entries(child):
+            break
+        node = child
+    return node.pop(path[depth:], default)
+
+
+def set_missing(root: Core, path: tuple[str, ...], value: object) -> None:
+    """Store a value under a missing key path; in a lazy stack on the path, only in the members that lack the entry."""
+    if not find_holders(root, path):
+        root.set(path, value)
+        return
+
+    def step(node: Any, rest: tuple[str, ...], value: object) -> Iterator[tuple[object, ...]]:
+        child = node._children().get(rest[0]) if len(rest) > 1 else None
+        if node._members_and_dim() is not None:
+            entry = coerce_for(node, value, path, False)
+            yield from ((member, rest, part) for member, part in node._split_value(entry))
+        elif child is not None and has_entries(child):
+            yield child, rest[1:], value
+        elif rest not in node.keys(True):
+            node._set_path(rest, value)
+
+    visit(step, root, path, value)
+
+
 def _write_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: bool) -> None:
     """Copy a value into an existing entry, in place."""
     node, last = get_parent(root, path), path[-1]
@@ -531,10 +587,17 @@ def _write_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: 
         raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
 
 
-def get_default(node: Core, key: NestedKey) -> None:
-    """Return None for a missing key, or raise KeyPathError, depending on ``set_get_defaults_to_none``."""
-    if not SETTINGS.get_defaults_to_none:
-        raise missing_key_error(node, key)
+def get_default(node: Core, key: NestedKey, default: object = NOT_GIVEN) -> Any:
+    """Return the default for a missing key, None if it is not given; raise KeyPathError for NO_DEFAULT."""
+    if default is NO_DEFAULT:
+        return get_entry(
+            node, unravel_key_to_tuple(key)
+        )  # raises the error that names the missing part of the path
+    if default is NOT_GIVEN:
+        if not SETTINGS.get_defaults_to_none:
+            raise missing_key_error(node, key)
+        return None
+    return default
 
 
 def coerce_for(node: Core, value: object, path: tuple[str, ...], non_blocking: bool) -> Child:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .._collection import Child, Core, make_dense, missing_key_error, show_path
 from .._keys import unravel_key_to_tuple
-from .._walks import Position, get_path, map_levels
+from .._ragged import find_holders
+from .._walks import Position, expand, get_path, map_levels
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
 
@@ -57,6 +58,26 @@ def build_key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
 
 def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = False) -> Any:
     """Copy ``root`` with only the entries in ``tree``; if ``strict``, raise KeyPathError for a missing key."""
+    if strict:
+        try:
+            return _restrict(root, tree, True, as_tensordict)
+        except KeyError:
+            # An entry that only some members of a lazy stack have is not missing.
+            if not all(find_holders(root, path) for path in _list_paths(tree)):
+                raise
+    return _restrict(root, tree, False, as_tensordict)
+
+
+def _list_paths(tree: KeyTree) -> Iterator[tuple[str, ...]]:
+    """Iterate over the key paths of a tree."""
+    for path, below in expand(
+        [((), tree)], lambda item: [((*item[0], key), value) for key, value in (item[1] or {}).items()]
+    ):
+        if below is None:
+            yield path
+
+
+def _restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool) -> Any:
     if as_tensordict:
         return root._map_members(
             lambda node: map_levels(

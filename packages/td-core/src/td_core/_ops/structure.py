@@ -21,11 +21,12 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf, is_leaf_or_value
 from .._plans import as_batch_size
-from .._ragged import list_distinct_members
+from .._ragged import find_holders, list_distinct_members
 from .._walks import Position, get_path, has_entries, list_holders, list_state_nodes, map_levels, visit
-from ..errors import KeyTakenError
+from ..errors import KeyTakenError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import fit_batch_size
+from .entries import set_missing
 from .flattening import flatten_entries, unflatten_entries
 from .key_trees import KeyTree, RequestedKeys, build_key_tree, restrict
 from .locking import undo_on_exit, write_back_on_exit
@@ -149,6 +150,7 @@ class StructureMixin(UpdateMixin):
         parts: list[Any] = []
         rest = self
         trees: list[KeyTree] = []
+        default = NO_DEFAULT if default is None else default
         for keys in key_sets:
             part, tree = _take_keys(rest, keys, default, strict)
             rest = _copy_without(rest, tree, prune=not reproduce_struct)
@@ -176,7 +178,7 @@ class StructureMixin(UpdateMixin):
 
         Args:
             *keys: the entries to move.
-            default: the value of a missing entry; None skips it.
+            default: the value of a missing entry.
             strict: without a default, raise if a key is missing.
             filter_empty: remove nested collections that became empty.
 
@@ -189,9 +191,10 @@ class StructureMixin(UpdateMixin):
         (TensorDict(batch_size=[], fields={a: i64[]}), TensorDict(batch_size=[], fields={b: i64[]}))
         """
         check_unlocked(self, "separate keys")
-        part, _ = self.split_keys(keys, default=default, strict=strict and default is NO_DEFAULT)
-        _remove_in_place(self, build_key_tree(keys, longest=False), prune=filter_empty)
-        return part
+        part, tree = _take_keys(self, keys, default, strict and default is NO_DEFAULT)
+        result: Self = part._shallow_copy()
+        _remove_in_place(self, tree, prune=filter_empty)
+        return result
 
     def filter_empty_(self) -> Self:
         """Remove nested collections without entries, and then those that have become empty.
@@ -324,8 +327,14 @@ class StructureMixin(UpdateMixin):
         check_unlocked(self, f"rename {show_path(old)}")
         nodes = list_distinct_members([self])
         with restore_on_error(self) if len(nodes) > 1 else nullcontext():
-            for node in nodes:
-                _rename_entry(node, old, new, safe)
+            # An entry that only some members of a lazy stack have is renamed in those; if none has it, an error follows.
+            held = [node for node in nodes if find_holders(node, old)]
+            if held and safe and old != new and find_holders(self, new):
+                raise KeyTakenError(
+                    f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already"
+                )
+            for node in held or nodes:
+                _rename_entry(node, old, new)
         return self
 
     def rename_keys(self, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Self:
@@ -345,7 +354,9 @@ class StructureMixin(UpdateMixin):
         >>> td["a"], td["b"]
         (tensor(2), tensor(1))
         """
-        result: Self = self._map_members(lambda node: _rename_all(node, mapping, strict))
+        moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
+        strict = strict and not all(find_holders(self, old) for old, _ in moves)
+        result: Self = self._map_members(lambda node: _rename_all(node, moves, strict))
         return result
 
 
@@ -356,7 +367,7 @@ def _rebuild(node: Core, fill: Callable[..., dict[str, Child]], *args: object) -
     return node._map_members(lambda holder: holder._with_children(fill(holder, *args)))
 
 
-def _take_keys(source: Any, keys: Any, default: object, strict: bool) -> tuple[object, KeyTree]:
+def _take_keys(source: Any, keys: Any, default: object, strict: bool) -> tuple[Any, KeyTree]:
     """Return the entries that one set of keys of ``split_keys`` selects, and the tree of these keys."""
     if not isinstance(keys, Mapping) and callable(keys):
         leaves = source.items(True, True)
@@ -364,10 +375,10 @@ def _take_keys(source: Any, keys: Any, default: object, strict: bool) -> tuple[o
     paths = [unravel_key_to_tuple(key) for key in keys]
     tree = build_key_tree(paths, longest=False)
     part = restrict(source, tree, strict)
-    if default is not NO_DEFAULT and default is not None:
+    if default is not NO_DEFAULT:
         for path in paths:
             if path not in part.keys(True):
-                part._set_path(path, default)
+                set_missing(part, path, default)
     return part.rename_keys(keys, strict=False) if isinstance(keys, Mapping) else part, tree
 
 
@@ -376,18 +387,40 @@ def _select_flat(keys: Sequence[Any], node: Core) -> object:
     return node._with_children({key: children[key] for key in keys})
 
 
-def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...], safe: bool) -> None:
+def _find_shared_stack(root: Core, old: tuple[str, ...], new: tuple[str, ...]) -> int:
+    """Return the depth of the first lazy stack below ``root`` that both key paths lead into; 0 if there is none."""
+    node: Any = root
+    for depth in range(1, min(len(old), len(new))):
+        node = node._children().get(old[depth - 1])
+        if old[:depth] != new[:depth] or node is None or not has_entries(node):
+            break
+        if node._members_and_dim() is not None:
+            return depth
+    return 0
+
+
+def _get_movable(node: Core, old: tuple[str, ...], new: tuple[str, ...]) -> Child:
+    """Return the entry to rename. Raise StructureError if it would leave a lazy stack of which only some members have it."""
+    try:
+        return get_entry(node, old)
+    except KeyError:
+        if not find_holders(node, old):
+            raise
+        raise StructureError(
+            f"cannot rename {show_path(old)} to {show_path(new)}: only some members of a lazy stack have the entry, so "
+            "it cannot leave that stack"
+        ) from None
+
+
+def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...]) -> None:
     """Rename an entry of a node, which is not a lazy stack."""
-    parent = get_parent(node, old)
-    if old[:-1] == new[:-1] and has_entries(parent) and len(list_distinct_members([parent])) > 1:
-        # Rename in the members of a nested lazy stack, since entries of different shapes cannot be read from it.
-        parent.rename_key_(old[-1], new[-1], safe)
+    if depth := _find_shared_stack(node, old, new):
+        # Rename in the members of a nested lazy stack, since not all its entries can be read from it.
+        get_entry(node, old[:depth]).rename_key_(old[depth:], new[depth:])  # type: ignore[union-attr]
         return
-    entry = get_entry(node, old)
+    entry, parent = _get_movable(node, old, new), get_parent(node, old)
     if old == new:
         return
-    if safe and new in node.keys(True):
-        raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
     check_unlocked(parent, f"rename {show_path(old)}")
     if new[: len(old)] == old:
         # The old key is a prefix of the new one, so remove the entry before its new parent is created.
@@ -402,18 +435,24 @@ def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...], safe: b
     parent._del_child(old[-1])
 
 
-def _rename_all(node: Core, mapping: Mapping[NestedKey, NestedKey], strict: bool) -> object:
+def _rename_all(node: Core, moves: Sequence[tuple[tuple[str, ...], tuple[str, ...]]], strict: bool) -> object:
     """Copy a node with renamed keys, see ``rename_keys``."""
-    moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
-    entries = {}
+    entries: dict[tuple[str, ...], Child] = {}
+    moved: list[tuple[str, ...]] = []
+    inside: dict[tuple[str, ...], dict[tuple[str, ...], tuple[str, ...]]] = {}
     for old, new in moves:
-        if strict or old in node.keys(True):
-            entry = get_entry(node, old)
+        if depth := _find_shared_stack(node, old, new):
+            inside.setdefault(old[:depth], {})[old[depth:]] = new[depth:]
+        elif strict or find_holders(node, old):
+            entry = _get_movable(node, old, new)
             if new in entries:
-                raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
+                raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(moves)!r}")
             entries[new] = entry if isinstance(entry, Tensor) else entry._shallow_copy()
-    tree = build_key_tree([old for old, _ in moves], longest=False)
-    result = _copy_without(node, tree, prune=True)._shallow_copy()
+            moved.append(old)
+    result = _copy_without(node, build_key_tree(moved, longest=False), prune=True)._shallow_copy()
+    for path, renamed in inside.items():
+        if path in result.keys(True):
+            result._set_path(path, get_entry(result, path).rename_keys(renamed, strict=strict))
     for new, entry in entries.items():
         if new in result.keys(True):
             raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")

@@ -246,7 +246,7 @@ class UpdateMixin(EntryMixin):
         Args:
             key: the key of the entry.
             index: an index of the entry, as for a tensor.
-            default: returned if the key is missing; None if omitted (see ``set_get_defaults_to_none``).
+            default: returned if the key is missing; None if omitted (see ``set_get_defaults_to_none``). NO_DEFAULT raises.
 
         >>> TensorDict({"a": torch.arange(3)}).get_at("a", 1)
         tensor(1)
@@ -258,7 +258,7 @@ class UpdateMixin(EntryMixin):
             except Exception as error:
                 add_key_note(error, unravel_key_to_tuple(key))
                 raise
-        return get_default(self, key) if default is NOT_GIVEN else default
+        return get_default(self, key, default)
 
     def replace(self, *args: Any, **kwargs: Any) -> Self:
         """Return a shallow copy with updated entries; this collection is unchanged.
