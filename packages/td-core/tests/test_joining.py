@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
 from td_core.errors import (
     BatchSizeError,
@@ -169,8 +169,21 @@ def test_dense_stack_tds_equals_stack() -> None:
         dense_stack_tds([a, b])
     with pytest.raises(ValueError, match="dim 0 is not the stack dim, 1"):
         dense_stack_tds(lazy_stack([a, b], 1), 0)
-    with pytest.raises(StructureError, match="takes a lazy stack or a list; got a TensorDict"):
-        dense_stack_tds(a)
+    named = LazyStackedTensorDict(a, b, stack_dim=1, stack_dim_name="s")
+    for dim in (None, 1, -2):
+        assert dense_stack_tds(named, dim).names == [None, "s", None]
+    with pytest.raises(DimError, match="out of range"):
+        dense_stack_tds(a, 2)
+
+
+@pytest.mark.parametrize("dim", [None, 0, -1])
+def test_dense_stack_tds_of_dense_collection_returns_it(dim: int | None) -> None:
+    uneven = lazy_stack([TensorDict(x=torch.zeros(n)) for n in (1, 2)])
+    for td in (TensorDict({"n": uneven, "x": torch.zeros(2)}, [2]), TensorDictParams(TensorDict({}, [2]))):
+        assert dense_stack_tds(td, dim) is td
+    for first, second in ((uneven, uneven), (uneven[0], uneven[1])):
+        made = maybe_dense_stack([TensorDict(n=first), TensorDict(n=second)])
+        assert dense_stack_tds(made) is made
 
 
 def test_to_lazystack_shares_memory() -> None:

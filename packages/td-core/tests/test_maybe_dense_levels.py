@@ -67,3 +67,18 @@ def test_maybe_dense_stack_of_params_keeps_uneven_level():
     result = maybe_dense_stack(items)
     assert torch.equal(result["a"], torch.ones(2, 2))
     assert [part["n", "b"].shape for part in result.unbind(0)] == [(1,), (2,)]
+
+
+def test_maybe_dense_stack_negative_dim_is_that_of_the_root():
+    def step(size):
+        agents = lazy_stack([TensorDict(x=torch.full((1,), size)), TensorDict(y=torch.ones(2))])
+        return TensorDict(
+            agents=agents, chat=TensorDict(w=torch.zeros(size), batch_size=[size]), x=torch.ones(3)
+        )
+
+    for items in ([step(1), step(2)], [step(1), step(1).exclude("x")]):
+        last, first = maybe_dense_stack(items, -1), maybe_dense_stack(items, 0)
+        for key in ("agents", "chat"):
+            assert last.get(key).stack_dim == first.get(key).stack_dim == 0
+            assert last.get(key).batch_size == first.get(key).batch_size
+        assert all(last[i]["chat"].batch_size == item["chat"].batch_size for i, item in enumerate(items))

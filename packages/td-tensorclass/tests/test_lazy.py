@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, group_by, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, dense_stack_tds, group_by, lazy_stack
 from td_core.errors import BatchSizeError, StructureError
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError
 
@@ -355,3 +355,10 @@ def test_write_back_of_equal_values_keeps_value_of_each_member() -> None:
         flat["x"] = torch.ones(4)
     assert [member["v"] for member in members] == ["a", "b"]
     assert stack["x"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_dense_stack_tds_keeps_the_class() -> None:
+    points = lazy_stack([Other(torch.full((2,), float(i)), batch_size=[2]) for i in range(3)], -1)
+    dense = dense_stack_tds(points)
+    assert type(dense) is Other and dense.image.tolist() == [[0, 1, 2]] * 2
+    assert dense_stack_tds(dense) is dense

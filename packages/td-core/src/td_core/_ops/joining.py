@@ -198,6 +198,8 @@ def maybe_dense_stack(
     """
     items = list(input)
     _, name = _parse_options("maybe_dense_stack", **kwargs)
+    if items and isinstance(items[0], Core):
+        dim = wrap_dim(dim, len(items[0].batch_size) + 1)  # nested nodes may have more dims
     if strict and isinstance(out, Core):
         wanted, actual = {*items[0].keys(True)}, {*out.keys(True)}  # type: ignore[attr-defined]
         if wanted != actual:
@@ -249,28 +251,31 @@ def _stack_nested(level: Core, items: list[Any], dim: int, nested: list[str]) ->
 
 
 def dense_stack_tds(td_list: Sequence[object] | Core, dim: int | None = None) -> Any:
-    """Stack a list of collections, or the members of a lazy stack, densely.
+    """Stack a list of collections, or the members of a lazy stack, densely; a collection that is dense is returned itself.
 
     Args:
-        td_list: the collections, or a lazy stack.
+        td_list: the collections, or one collection.
         dim: position of the new dim; may be omitted for a lazy stack, where it is the stack dim.
 
     Raises:
         ValueError: ``dim`` is missing for a list, or is not the stack dim of the lazy stack.
+        DimError: ``dim`` is out of range.
 
     >>> type(dense_stack_tds(lazy_stack([TensorDict({"a": 0}), TensorDict({"a": 1})]))).__name__
     'TensorDict'
     """
     if isinstance(td_list, Core):
         stacked = td_list._members_and_dim()
+        position = None if dim is None else wrap_dim(dim, len(td_list.batch_size))
         if stacked is None:
-            raise StructureError(
-                f"dense_stack_tds takes a lazy stack or a list; got a {type(td_list).__name__}"
-            )
-        members, stack_dim = stacked
-        if dim is not None and dim != stack_dim:
+            return td_list
+        stack_dim = stacked[1]
+        if position not in (None, stack_dim):
             raise ValueError(f"dim {dim} is not the stack dim, {stack_dim}; leave it out")
-        return stack(list(members), stack_dim)
+        result = stack(td_list.unbind(stack_dim), stack_dim)
+        if td_list._names is not None:
+            result._set_names(td_list._names)
+        return result
     if dim is None:
         raise ValueError("dense_stack_tds needs dim for a list of collections")
     return stack(td_list, dim)
