@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from td_core import TensorDict
 from td_core.errors import LockedError
@@ -309,3 +311,40 @@ def test_compile_set_list_to_stack_false_keeps_list() -> None:
     for fn in (within, set_list_to_stack(False)(make)):
         assert torch.compile(fn, backend="eager", fullgraph=True)(torch.ones(2)).data == ["a", "b"]
     assert list_to_stack(allow_none=True) is None
+
+
+class PassingMode(TorchFunctionMode):
+    """A mode that calls every function unchanged."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+UNBATCHED_PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "clone": lambda td: td.clone(),
+    "multiply": lambda td: td * 3,
+    "index": lambda td: td[1:4],
+    "stack": lambda td: torch.stack([td, td]),
+    "cast": lambda td: td.to(torch.float64),
+    "read": lambda td: TensorDict({"gain": td["gain"] * 2 + td["gain"].shape[0]}),
+    "write": lambda td: td.copy().set("gain", UnbatchedTensor(td["obs"][0])),
+}
+MODES: dict[str, Callable[[], Any]] = {
+    "device": lambda: torch.device("cpu"),
+    "mode": PassingMode,
+    "two modes": PassingMode,
+}
+
+
+@pytest.mark.parametrize("program", UNBATCHED_PROGRAMS)
+@pytest.mark.parametrize("mode", MODES)
+def test_compile_unbatched_tensor_under_a_mode_is_one_graph(mode: str, program: str) -> None:
+    torch._dynamo.reset()
+    td = TensorDict({"obs": torch.ones(6, 2), "gain": UnbatchedTensor([2.0, 3.0, 4.0])}, batch_size=[6])
+    function = UNBATCHED_PROGRAMS[program]
+    with torch.device("cpu") if mode == "two modes" else nullcontext(), MODES[mode]():
+        result = torch.compile(function, fullgraph=True, backend="eager")(td)
+        expected = function(td)
+    for key in expected.keys():
+        assert type(result[key]) is type(expected[key])
+        assert torch.equal(torch.as_tensor(result[key]), torch.as_tensor(expected[key]))

@@ -58,8 +58,9 @@ def _find_tested(path: str, call: Callable[[object], object]) -> Any:
     return found
 
 
-#: Context manager in which tensor subclasses are plain tensors for torch functions.
-without_torch_function: Any = _find("_C.DisableTorchFunctionSubclass")
+#: Context manager in which tensor subclasses are plain tensors for torch functions, and no mode is called. Its relative that
+#: leaves modes on ends in a recursion of torch.compile under a mode, as the one of ``torch.set_default_device()``.
+without_torch_function: Any = _find("_C.DisableTorchFunction")
 
 #: ``object.__new__``; a function for torch before 2.13, whose torch.compile cannot trace the builtin.
 new_object: Callable[[type[T]], T] = (

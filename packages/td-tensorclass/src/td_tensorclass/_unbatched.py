@@ -73,6 +73,16 @@ class UnbatchedTensor(Tensor):
         result._size = as_batch_size(batch_size)
         return result
 
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Apply a torch function as to any subclass."""
+        with (
+            without_torch_function()
+        ):  # the method of Tensor leaves modes on, with which torch.compile recurs
+            return super().__torch_function__(func, types, args, kwargs)
+
     # Tensor.__init__ does not accept batch_size; torch.compile calls this method without arguments.
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
