@@ -88,11 +88,15 @@ def set_plain(params: Any) -> Any:
 
 
 def update_plain(params: Any) -> Any:
-    return params.update({key: torch.zeros_like(params[key].data) for key in (*NEW, "weight", "frozen")})
+    return params.update({key: torch.zeros_like(params[key].data) for key in NEW})
 
 
 def set_level(params: Any) -> Any:
-    params["norm"] = params["norm"].data.clone()
+    entries = {
+        key: nn.Parameter(leaf.detach().clone()) if isinstance(leaf, nn.Parameter) else leaf.clone()
+        for key, leaf in params["norm"].items()
+    }
+    params["norm"] = TensorDict(entries, params.batch_size)
     return params
 
 
@@ -137,6 +141,55 @@ KEPT: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("made", MADE)
 def test_operation_keeps_roles_of_parameters_and_buffers(made: str, kept: str) -> None:
     assert_roles(KEPT[kept](MADE[made](Model()).unlock_()))
+
+
+#: Writes of ones over the parameters "w" and ("n", "w").
+PLAIN_WRITES: dict[str, Callable[[Any, Any], Any]] = {
+    "set": lambda params, ones: params.set("w", ones["w"]).set(("n", "w"), ones["n", "w"]),
+    "item": lambda params, ones: [params.__setitem__(key, leaf) for key, leaf in ones.items(True, True)],
+    "level": lambda params, ones: params.set("w", ones["w"]).set("n", ones["n"]),
+    "update": lambda params, ones: params.update(ones),
+    "update with a dict": lambda params, ones: params.update(ones.to_dict()),
+    "update with a clone": lambda params, ones: params.update(ones, clone=True),
+    "nested module": lambda params, ones: [params.n.set("w", ones["n", "w"]), params.set("w", ones["w"])],
+    "in a collection": lambda params, ones: TensorDict({"p": params}).update({"p": ones}),
+}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("write", PLAIN_WRITES)
+@pytest.mark.parametrize("converts", [True, False])
+def test_write_plain_tensor_over_parameter_freezes_it_without_convert(
+    converts: bool, write: str, trains: bool
+) -> None:
+    leaves = {key: nn.Parameter(torch.zeros(2), requires_grad=trains) for key in ("w", "v", "x")}
+    td = TensorDict({"w": leaves["w"], "v": leaves["v"], "n": {"w": leaves["x"]}})
+    params = TensorDictParams(td, no_convert=not converts)
+    PLAIN_WRITES[write](params, TensorDict({"w": torch.ones(2), "n": {"w": torch.ones(2)}}))
+    kept = ["v"] if not converts else ["w", "v", "n.w"]
+    assert sorted(name for name, _ in params.named_parameters()) == sorted(kept)
+    assert [name for name, _ in params.named_buffers()] == ([] if converts else ["w", "n.w"])
+    assert sorted(params.state_dict()) == ["n.w", "v", "w"]
+    for key in ("w", ("n", "w")):
+        assert params[key].requires_grad is (converts and trains) and (params[key] == 1).all()
+
+
+def test_update_clone_of_parameters_without_convert_keeps_them_parameters() -> None:
+    params = TensorDictParams(TensorDict({"w": nn.Parameter(torch.zeros(2))}), no_convert=True)
+    new = nn.Parameter(torch.ones(2))
+    params.update({"w": new, "n": TensorDict({"w": new})}, clone=True)
+    assert [name for name, _ in params.named_parameters()] == ["w", "n.w"]
+    assert params["w"] is not new and params["w"].is_leaf and params["n", "w"].is_leaf
+
+
+def test_write_plain_tensor_over_parameter_of_module_does_not_train_it() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    params = TensorDict.from_module(net, as_module=True)
+    params.set(("0", "weight"), net[0].weight.data)
+    held = net[0].weight
+    with params.to_module(net):
+        net(torch.ones(1, 2)).sum().backward()
+    assert net[0].weight is held and held.grad is None and net[1].weight.grad is not None
 
 
 @pytest.mark.parametrize("use_state_dict", [False, True])

@@ -386,6 +386,11 @@ class Core(ABC):
         """Return a new tree of the same structure that shares the leaves."""
         return self._map(identity)
 
+    @property
+    def _copy_stored(self) -> Callable[[Tensor], Tensor]:
+        """The function that copies a leaf which ``update(clone=True)`` stores in this node."""
+        return copy_leaf
+
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Return the same structure with ``fn(leaf)`` in place of each leaf."""
         return self._with_children(_as_dense(self)._map(fn)._children())

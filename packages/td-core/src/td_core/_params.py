@@ -141,12 +141,14 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     """An ``nn.Module`` whose parameters and buffers are the leaves of a collection.
 
     Floating-point leaves become ``nn.Parameter`` unless they are buffers; all other leaves become buffers. A plain tensor
-    that replaces a parameter or a :class:`Buffer` takes its role. Operations return plain collections, except ``clone``,
-    ``to`` and similar methods, which return parameters.
+    that replaces a parameter or a :class:`Buffer` takes its role. With ``no_convert``, and in the parameters of
+    ``from_module(as_module=True)``, a plain tensor that replaces a parameter becomes a buffer, which does not train.
+    Operations return plain collections, except ``clone``, ``to`` and similar methods, which return parameters.
 
     Args:
         parameters: a collection or mapping of tensors; it is not changed.
-        no_convert: create no parameters: parameters stay parameters, all other leaves become buffers.
+        no_convert: create no parameters: parameters stay parameters, all other leaves become buffers, also those that are set
+            later. A tensor that requires grad stays what it is if it replaces a parameter.
         lock: lock the collection.
         **kwargs: entries by keyword, instead of ``parameters``.
 
@@ -318,15 +320,16 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             super()._set_path(key, value, prefix, non_blocking=non_blocking)
 
     @contextmanager
-    def _adopt_on_exit(self) -> Iterator[None]:
+    def _adopt_on_exit(self, keeps_roles: bool = False) -> Iterator[None]:
         """Convert the leaves that the block stores to their roles; undo all writes if one fails."""
         held = {path: leaf for path, _, leaf in _iter_slots(self._tensordict)}
         with restore_on_error(self._tensordict):
             yield
             _refuse_lazy_stacks(self._tensordict)
             for path, node, leaf in _iter_slots(self._tensordict):
+                old = held.get(path)
                 try:
-                    kept = adopt(leaf, held.get(path), not self._no_convert)
+                    kept = adopt(leaf, old, not self._no_convert or (keeps_roles and is_registered(old)))
                 except StructureError as error:
                     raise StructureError(f"{show_path(path)}: {error}") from None
                 if kept is not leaf:
@@ -346,6 +349,10 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     def _shallow_copy(self) -> Self:
         return self._from_inner(self._tensordict._shallow_copy())
+
+    @property
+    def _copy_stored(self) -> Callable[[Tensor], Tensor]:
+        return _cache_tied(copy_leaf)
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
         if not is_copying(fn):
@@ -535,7 +542,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             held = self._buffers
             state_dict = copy.copy(state_dict)
             state_dict.update({name: held[name] for name in skipped if name not in state_dict})
-        with self._adopt_on_exit():
+        with self._adopt_on_exit(keeps_roles=True):
             super().load_state_dict(state_dict, strict, assign, from_flatten)
         return self
 

@@ -109,15 +109,15 @@ def is_registered(leaf: object) -> bool:
 
 def adopt(leaf: Tensor, held: Any = None, converts: bool = True) -> Tensor:
     """Convert a leaf to the parameter or buffer that a collection of parameters stores in place of ``held``."""
-    # A plain tensor takes the role of ``held``. With ``converts``, new differentiable leaves become parameters.
+    # With ``converts``, a plain tensor takes the role of ``held``, and a new differentiable leaf becomes a parameter.
     if is_settled(leaf):
         return leaf
     if is_buffer(held) and (is_differentiable(held) or not converts):
         return as_buffer(leaf, held.persistent)
-    if not is_differentiable(leaf) or not (converts or is_parameter(held)):
-        return as_buffer(leaf)
-    if not converts and leaf.requires_grad:
+    if not converts and leaf.requires_grad and is_registered(held):
         return leaf  # the leaf replaces a parameter and keeps its autograd graph
+    if not converts or not is_differentiable(leaf):
+        return as_buffer(leaf)
     if leaf.grad_fn is not None:
         raise StructureError("a tensor with a grad_fn cannot become a parameter; detach() it first")
     trained = leaf.requires_grad or not is_parameter(held) or held.requires_grad

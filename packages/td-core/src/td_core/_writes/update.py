@@ -19,7 +19,6 @@ from .._collection import (
     check_cycle,
     check_keys,
     concurrent_change_error,
-    copy_leaf,
     get_all_entries,
     missing_key_error,
     show_path,
@@ -172,14 +171,14 @@ class Update:
         if node._names is not None:
             entry = inherit_names(entry, node._names, show_path(path))
         joins = joins and has_entries(entry) and not self._is_whole(entry)
-        entry = entry._map(copy_leaf) if self.clone else entry
+        entry = entry._map(node._copy_stored) if self.clone else entry
         if joins:
             self.writes.change(add_nested, node, key, entry)
         else:
             self.writes.change(node._set_child, key, entry)
 
     def _store(self, node: Core, key: str, leaf: Tensor) -> None:
-        self.writes.change(node._set_child, key, leaf.clone() if self.clone else leaf)
+        self.writes.change(node._set_child, key, node._copy_stored(leaf) if self.clone else leaf)
 
     def add_copy(self, node: Any, key: str, value: object, path: Path) -> None:
         """Check the copy of a value into an existing entry, and add it; of a lazy stack, those into its members."""
