@@ -39,8 +39,9 @@ _GAP = 4
 #: The flag of Linux's renameat2 that exchanges two names, and the errors of systems that lack it.
 _EXCHANGE, _AT_CWD = 2, -100
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
-#: Errors of renaming a directory over one that has files.
+#: Errors of renaming a directory over one that has files, and of two renames beside those of another save.
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
+_TAKEN = (*_OCCUPIED, errno.ENOENT)
 #: A reader gives up after this many saves that replaced what it read.
 _MOST_READS = 100
 
@@ -56,6 +57,18 @@ class _Temporary:
         self.path = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)
         check_replaceable(self.path)
         _make_parents(self.path)
+        try:
+            number = self._take_number()
+            for later in range(number + 1, number + 1 + _GAP):
+                name = _name_temporary(self.path, f"{later:08x}")
+                if os.path.lexists(name):
+                    _remove_if_stale(name)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _take_number(self) -> int:
+        """Create and lock the temporary under the first number that is free, and return the number."""
         for number in itertools.count():
             self.temporary = _name_temporary(self.path, f"{number:08x}")
             try:
@@ -65,18 +78,11 @@ class _Temporary:
                 continue
             except OSError as error:
                 raise self._name_path(error) from error
-            try:
-                # Another save can remove the temporary before it is locked.
-                if not _lock(self.fd) or _is_named(self.fd, self.temporary):
-                    break
-            except BaseException:
-                self.discard()
-                raise
+            # Another save can remove the temporary before it is locked.
+            if not _lock(self.fd) or self.is_pending:
+                break
             self._close()
-        for later in range(number + 1, number + 1 + _GAP):
-            name = _name_temporary(self.path, f"{later:08x}")
-            if os.path.lexists(name):
-                _remove_if_stale(name)
+        return number
 
     def _create(self) -> int:
         raise NotImplementedError
@@ -95,10 +101,21 @@ class _Temporary:
         code = error.errno or 0
         return OSError(code, f"cannot write it: {os.strerror(code)}", self.path)
 
+    @property
+    def is_pending(self) -> bool:
+        """True if the content has not got its name: an interrupt can come in :meth:`commit`, before or after the rename."""
+        if self.fd < 0:  # directories cannot be opened on Windows
+            return bool(self.temporary) and os.name == "nt"
+        return bool(self.temporary) and _is_named(self.fd, self.temporary)
+
     def discard(self) -> None:
         """Remove the temporary, unless it is committed."""
-        if self.temporary:
+        if self.is_pending:
             _remove(self.temporary)  # before the lock is released
+        elif (
+            self.temporary
+        ):  # the directory that was exchanged for this one, or the temporary of another save
+            _remove_if_stale(self.temporary)
         self._close()
 
     def _finish(self, durable: bool) -> None:
@@ -247,19 +264,28 @@ class NewDirectory(_Temporary):
 
 def _replace_directory(new: str, path: str) -> bool:
     """Put a directory in the place of another one, and remove that one; return False if there is none now."""
-    if _exchange(new, path):
-        _remove(new)
-        return True
+    if sys.platform == "linux":
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            # Another save could otherwise take the temporary name while the old directory under it is removed.
+            if _lock(fd) and not _is_named(fd, path):
+                return False
+            if _exchange(new, path):
+                _remove(new)
+                return True
+        finally:
+            _unlock_and_close(fd)
     aside = f"{_name_temporary(path, secrets.token_hex(4))}{_OLD}"
     try:
         os.rename(path, aside)
-    except FileNotFoundError:
-        return False
-    try:
         os.rename(new, path)
-    except OSError as error:
-        _recover(path)
-        if error.errno in _OCCUPIED:  # another save has renamed the old directory back
+    except BaseException as error:  # also an interrupt between the two
+        if os.path.lexists(aside):
+            _recover(path)
+        if isinstance(error, OSError) and error.errno in _TAKEN and os.path.lexists(new):
             return False
         raise
     _remove(aside)
@@ -284,9 +310,7 @@ def _recover(path: str) -> None:
 
 def _exchange(one: str, other: str) -> bool:
     """Exchange two names in one step; return False if the system cannot."""
-    function = (
-        getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
-    )
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if function is None:
         return False
     if function(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE) == 0:

@@ -268,7 +268,7 @@ def _save_shards(
             file.write([json.dumps(content, indent=2).encode()])
             file.commit(durable=durable)
         except BaseException:
-            if file.temporary:  # with the index in place, an error leaves the new save
+            if file.is_pending:  # with the index in place, an error leaves the new save
                 for name in names:
                     _remove(os.path.join(folder, name))
             raise
