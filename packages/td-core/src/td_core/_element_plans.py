@@ -24,6 +24,8 @@ from ._plans import (
     as_int,
     as_ints,
     cache_plans,
+    check_arguments,
+    check_ints,
     wrap_dim,
     wrap_dims,
 )
@@ -31,9 +33,13 @@ from .errors import BatchSizeError, DimError
 
 
 class Where(WholePlan):
-    """Plan that selects each element from one of two collections by a condition; a join without a new dim."""
+    """Plan that selects each element from one of two collections by a condition; a join without a new dim.
 
-    __slots__ = ()
+    ``takes_whole``: leaves of different shapes are not broadcast if the condition is the same for all elements; None applies
+    this to the members of lazy stacks only.
+    """
+
+    __slots__ = ("_condition", "_takes_whole")
 
     #: Attributes as in :class:`~._shape_plans.Join`: this join adds no dim and enlarges none.
     stacks: ClassVar[bool] = False
@@ -42,11 +48,15 @@ class Where(WholePlan):
     #: The operands may have different classes; the result has the class of the first.
     alike: ClassVar[bool] = False
 
-    def __init__(self, condition: Tensor) -> None:
+    def __init__(self, condition: Tensor, takes_whole: bool | None = None) -> None:
         by_ndim: dict[int, Tensor] = {}
 
         def leaf(pair: Sequence[Tensor]) -> Tensor:
             left, right = pair
+            if left.is_nested:
+                raise RuntimeError("the components of a nested tensor are selected one by one")
+            if takes_whole and left.shape != right.shape and (every := condition.all()) == condition.any():
+                return (left if every else right).to(torch.result_type(left, right))
             ndim = left.ndim
             full = by_ndim.get(ndim)
             if full is None:
@@ -54,6 +64,15 @@ class Where(WholePlan):
             return torch.where(full, left, right)
 
         super().__init__((), (), leaf)
+        self._condition, self._takes_whole = condition, takes_whole
+
+    def split(self, dim: int, count: int) -> list[Where]:
+        """Return the plans for the slices of the collections along a dim of size ``count``, such as members of lazy stacks."""
+        condition = append_dims(self._condition, max(dim + 1, self._condition.ndim))
+        sizes = [-1] * condition.ndim
+        sizes[dim] = count
+        takes_whole = self._takes_whole is not False
+        return [Where(part, takes_whole) for part in condition.expand(sizes).unbind(dim)]
 
 
 def append_dims(prefix: Tensor, ndim: int) -> Tensor:
@@ -92,7 +111,7 @@ def repeat_interleave_plan(
     batch: Shape, repeats: int | Tensor, dim: int, output_size: int | None
 ) -> ShapePlan:
     """Build the plan of ``repeat_interleave`` along one dim."""
-    dim = wrap_dim(dim, len(batch))
+    dim = wrap_dim(dim, len(batch), "repeat_interleave: dim")
     if isinstance(repeats, Tensor) and repeats.numel() != 1:
         if repeats.ndim != 1 or len(repeats) != batch[dim]:
             raise BatchSizeError(
@@ -104,6 +123,7 @@ def repeat_interleave_plan(
         # In a graph, densify a stack along this dim: reading the positions would break the graph.
         taken = Whole((len(index),)) if torch.compiler.is_compiling() else Take(index, dim)
         return ShapePlan.of_dim(batch, dim, taken, lambda d: methodcaller("index_select", d, index))
+    check_ints("repeat_interleave", "repeats", repeats, "int | Tensor")
     times = int(repeats)
     if times < 0:
         raise BatchSizeError(f"repeat_interleave: repeats must not be negative; got {times}")
@@ -179,6 +199,7 @@ def _roll_flat(value: Tensor, shift: int, n: int) -> Tensor:
 
 def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> ComputedPlan:
     """Build the plan of ``pad``: amounts before and after, listed from the first batch dim on."""
+    check_arguments(pad_plan, (batch, pad_size))
     pad_size = as_ints(pad_size)
     if len(pad_size) % 2:
         raise BatchSizeError(f"pad: pad_size has two numbers for each dim; got {list(pad_size)}")
@@ -207,6 +228,7 @@ def _spell_pad(plan: Any, value: float) -> Leaf:
 
 def gather_plan(batch: Shape, dim: int, index: Tensor) -> WholePlan:
     """Build the plan of ``gather``: the index has one dim per batch dim and is broadcast over the feature dims."""
+    check_arguments(gather_plan, (batch, dim, index))
     dim = wrap_dim(dim, len(batch))
     if index.ndim != len(batch):
         raise BatchSizeError(

@@ -27,6 +27,7 @@ from ._collection import (
 from ._devices import as_device
 from ._dim_names import names_of_stack, refuse_repeated, set_batch_size
 from ._dtypes import ScalarBeside, as_scalar
+from ._element_plans import Where
 from ._from_python import from_list
 from ._lazy_stack_ops import LazyStackOps
 from ._locking import check_unlocked
@@ -546,7 +547,9 @@ class LazyStackedTensorDict(LazyStackOps):
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         stacks = [item for item in items if isinstance(item, LazyStackedTensorDict)]
         together = len(stacks) == len(items) and all(item._stack_dim == self._stack_dim for item in stacks)
-        if together and not plan.stacks and plan.dim == self._stack_dim:
+        if isinstance(plan, Where):
+            joined = self._select_members(items[1], plan, path)
+        elif together and not plan.stacks and plan.dim == self._stack_dim:
             joined = self._with_members([member for item in stacks for member in item._members])
         else:
             along = plan.along(self._stack_dim) if together else None
@@ -559,6 +562,12 @@ class LazyStackedTensorDict(LazyStackOps):
             joined = self._join_members(stacks, plan, along, path)
         joined._empty_size = plan.resize_batch(self.batch_size)
         return joined
+
+    def _select_members(self, other: object, plan: Where, path: tuple[str, ...]) -> Self:
+        """Select between each member and its part of another collection."""
+        plans = plan.split(self._stack_dim, len(self._members))
+        rows = zip(self._zip_parts([other]), plans, strict=True)
+        return self._with_members([row[0]._join(row, part, path) for row, part in rows])
 
     def _join_members(
         self, stacks: Sequence[LazyStackedTensorDict], plan: ShapePlan, along: Along, path: tuple[str, ...]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._collection import show_path
+from ._element_plans import Where
 from ._plans import ShapePlan
 from ._torch_private import get_cached_seqlens, get_ragged_dim
 from .errors import StructureError
@@ -187,12 +188,14 @@ def has_same_components(first: Tensor, second: Tensor) -> bool:
 
 
 def cat_components(plan: Any, leaves: Sequence[Any]) -> Tensor | None:
-    """Concatenate nested tensors along dim 0; return None for other plans or leaves."""
-    if (
-        plan.stacks
-        or plan.dim != 0
-        or not all(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves)
-    ):
+    """Concatenate nested tensors along dim 0, or select between two; return None for other plans or leaves."""
+    if not all(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves):
+        return None
+    if isinstance(plan, Where):
+        rows = zip(*[leaf.unbind() for leaf in leaves], strict=True)
+        parts = plan.split(0, leaves[0].size(0))
+        return join_components(leaves[0], [part.leaf(row) for part, row in zip(parts, rows, strict=True)])
+    if plan.stacks or plan.dim != 0:
         return None
     dims = {get_ragged_dim(leaf) for leaf in leaves}
     values = [_get_compact_values(leaf) for leaf in leaves] if len(dims) == 1 else [None]

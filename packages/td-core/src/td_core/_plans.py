@@ -8,7 +8,7 @@ function that applies all steps to a leaf (``leaf``). Each leaf and each nested 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from operator import index as to_int
 from typing import Any, ClassVar, TypeVar
@@ -238,13 +238,53 @@ def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
         if not torch.compiler.is_compiling():
             try:
                 return make_plan(*args)
-            except TypeError:  # the arguments are invalid or cannot be cached
+            except TypeError:  # an argument is invalid, or a list or another int
                 args = tuple(
                     [as_ints(arg) if isinstance(arg, (tuple, list)) else as_int(arg) for arg in args]
                 )
+            try:
+                return make_plan(*args)
+            except TypeError:  # an argument is invalid or cannot be cached
+                check_arguments(plan, args)
         return plan(*args)
 
     return get_plan
+
+
+def check_arguments(plan: Callable[..., object], args: Sequence[object]) -> None:
+    """Raise TypeError if an argument of a plan function, except the batch, has another type than its annotation says."""
+    what = plan.__name__.removesuffix("_plan")
+    for (name, annotation), value in list(zip(plan.__annotations__.items(), args))[1:]:
+        check_ints(what, name, value, annotation)
+
+
+#: The types that the annotations of plan functions name, in words.
+_IN_WORDS = {"int": "an int", "Sequence[int]": "a sequence of ints", "Tensor": "a tensor", "None": "None"}
+_INTS = (int, np.integer, torch.SymInt)
+
+
+def check_ints(what: str, name: str, value: object, annotation: str = "Sequence[int]") -> None:
+    """Raise TypeError if the argument ``name`` of the operation ``what`` is not of the annotated type."""
+    taken = [part for part in annotation.split(" | ") if part in _IN_WORDS]
+    if (
+        not taken
+        or ("int" in taken and isinstance(as_int(value), _INTS))
+        or ("None" in taken and value is None)
+        or ("Tensor" in taken and isinstance(value, Tensor))
+        or ("Sequence[int]" in taken and _is_ints(value))
+    ):
+        return
+    words = " or ".join(_IN_WORDS[part] for part in taken)
+    raise TypeError(f"{what}: {name} is {words}; got {value!r}")
+
+
+def _is_ints(value: object) -> bool:
+    """Return True for several ints: a sequence, an array or a tensor."""
+    return (
+        isinstance(value, Iterable)
+        and not isinstance(value, (str, dict))
+        and all(isinstance(as_int(item), _INTS) for item in value)
+    )
 
 
 class Sizes(dict[Shape, tuple[Any, ...]]):
@@ -366,19 +406,19 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
     return batch_size
 
 
-def wrap_dim(dim: int, ndim: int) -> int:
+def wrap_dim(dim: int, ndim: int, name: str = "a dim") -> int:
     """Convert a dim to a non-negative int; DimError if it is out of range, TypeError if it is not an int."""
     if type(dim) is not int:
         dim = as_int(dim)
-        if isinstance(dim, bool):
-            raise TypeError(f"a dim is an int here; got {dim!r}")
+        if isinstance(dim, (bool, float)):
+            raise TypeError(f"{name} is an int here; got {dim!r}")
     try:
         if 0 <= dim < ndim:
             return dim
         if -ndim <= dim < 0:
             return dim + ndim
     except TypeError:
-        raise TypeError(f"a dim is an int here; got {dim!r}") from None
+        raise TypeError(f"{name} is an int here; got {dim!r}") from None
     if ndim == 0 and dim in (0, -1):
         # torch treats 0-d tensors as 1-d here; a batch without dims has nothing to operate on.
         raise DimError(f"Dimension specified as {dim} but the batch size [] has no dimensions")

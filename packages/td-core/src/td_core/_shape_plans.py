@@ -24,6 +24,7 @@ from ._plans import (
     ViewPlan,
     as_int,
     cache_plans,
+    check_arguments,
     slice_length,
     wrap_dim,
     wrap_dims,
@@ -109,7 +110,7 @@ def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> ViewPlan:
 def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> ViewPlan:
     """Build the plan of ``unflatten``: split one dim into several; one size may be -1."""
     dim = wrap_dim(dim, len(batch))
-    if not sizes:
+    if sizes in ((), []):
         raise BatchSizeError("unflatten: sizes must be non-empty")
     try:
         inner = _infer(batch[dim : dim + 1], sizes)
@@ -280,6 +281,7 @@ def chunk_plan(batch: Shape, chunks: int, dim: int) -> SplitPlan:
 
 def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | Tensor, dim: int) -> SplitPlan:
     """Build the plan of ``tensor_split``: sections whose sizes differ by at most one, or the parts between positions."""
+    check_arguments(tensor_split_plan, (batch, indices_or_sections, dim))
     dim = wrap_dim(dim, len(batch))
     size = batch[dim]
     if isinstance(indices_or_sections, Tensor):

@@ -7,6 +7,7 @@ Batch dims are aligned with batch dims, and feature dims with feature dims. For 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .._collection import Core, CoreT, align_dims, has_lazy_stack
 from .._dim_names import set_batch_size
 from .._dtypes import cast_for_promotion
 from .._foreach import PLAIN, expand_operands
-from .._plan_steps import Shape
+from .._plan_steps import Shape, remove_size
 from .._plans import broadcast_shape
 from .._ragged import get_display_shape
 from .._walks import has_entries, visit, walk, zip_walk
@@ -29,6 +30,8 @@ def expand_to_match(item: CoreT, beside: Core, size: tuple[int, ...]) -> CoreT:
     """
     if item.batch_size == size:
         return item
+    if find_longer_size(item, beside) == size:
+        return extend_batch(item, torch.Size(size))
     result = item.expand(size)
     more = len(beside.batch_size) != len(item.batch_size)
     even = not has_lazy_stack(item)
@@ -54,6 +57,62 @@ def expand_to_match(item: CoreT, beside: Core, size: tuple[int, ...]) -> CoreT:
     if even or not item.batch_size:
         visit(fit, item, beside, result)
     return result
+
+
+def find_longer_size(first: Core, second: Core) -> torch.Size | None:
+    """Return the longer of two batch sizes if it starts with the other one, and all leaves of one key have these dims."""
+    short, long = sorted([first, second], key=attrgetter("batch_dims"))
+    size = long.batch_size
+    if -1 in size or len(size) == short.batch_dims or size[: short.batch_dims] != short.batch_size:
+        return None
+    found = False
+    for left, right in zip_walk(short, long):
+        others, batch = right._children(), max(left.batch_size, right.batch_size, key=len)
+        for key, leaf in dict(left._children()).items():
+            if key not in others or isinstance(leaf, Core):
+                continue
+            shape, shown = get_display_shape(leaf), _get_shape(right, key)
+            both = broadcast_shape(shape, shown) if len(shown) == len(shape) else None
+            if both is None or both[: len(batch)] != batch:
+                return None
+            found = True
+    return size if found else None
+
+
+def extend_batch(item: CoreT, size: torch.Size) -> CoreT:
+    """Return a view of a collection with a longer batch size, which starts with its own; its leaves keep the dims they have."""
+    ndim = item.batch_dims
+    result = item._shallow_copy()
+
+    def extend(node: Core, wanted: torch.Size, first: int) -> Iterator[tuple[object, ...]]:
+        stacked = node._members_and_dim()
+        if stacked is not None:
+            members, dim = stacked
+            for member in members:
+                yield member, torch.Size(remove_size(wanted, dim)), first - (dim < first)
+            return
+        for key, child in dict(node._children()).items():
+            if isinstance(child, Tensor):
+                node._set_child(key, _insert_dims(child, child.shape, wanted, first))
+            elif has_entries(child):
+                yield child, torch.Size((*wanted, *child.batch_size[len(wanted) :])), first
+            else:
+                node._set_child(key, _insert_dims(child, child.batch_size, wanted, first))
+        set_batch_size(node, wanted)
+
+    visit(extend, result._inner(), size, ndim)
+    return result
+
+
+def _insert_dims(value: Any, shape: Shape, size: Shape, first: int) -> Any:
+    """Expand leading dims to ``size``; where they do not fit it, insert dims after the ``first`` ones before."""
+    lead = len(size)
+    if shape[:lead] == size:
+        return value
+    if len(shape) < lead or any(n not in (1, wanted) for n, wanted in zip(shape, size)):
+        shape = (*shape[:first], *[1] * (lead - first), *shape[first:])
+        value = value.reshape(shape)
+    return value.expand(*size, *shape[lead:])
 
 
 def _fit_leaf(leaf: Tensor, right: Core, key: str, level: Any, even: bool) -> Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .. import _element_plans as elements
-from .._plans import as_ints, wrap_dim
+from .._plans import as_ints, check_ints, wrap_dim
 from ..errors import DimError
 from .locking import write_back_on_exit
 from .shape import ShapeMixin, adopt_result, parse_ints, write_back
@@ -67,7 +67,8 @@ class ElementMixin(ShapeMixin):
         tensor([0, 0, 1, 1])
         """
         source = self.reshape(-1) if dim is None else self
-        plan = elements.repeat_interleave_plan(source.batch_size, repeats, dim or 0, output_size)
+        along = 0 if dim is None else dim
+        plan = elements.repeat_interleave_plan(source.batch_size, repeats, along, output_size)
         result = source._transform(plan)
         return adopt_result(self, result, "repeat_interleave") if inplace else result
 
@@ -77,6 +78,7 @@ class ElementMixin(ShapeMixin):
         >>> TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).tile((2,)).batch_size
         torch.Size([2, 6])
         """
+        check_ints("tile", "dims", dims, "int | Sequence[int]")
         times = as_ints(dims)
         times = (1,) * (len(self.batch_size) - len(times)) + times
         return self._transform(elements.repeat_plan(self.batch_size, times))
@@ -158,6 +160,8 @@ class ElementMixin(ShapeMixin):
         tensor([[1, 3],
                 [0, 2]])
         """
+        check_ints("rot90", "k", k, "int")
+        check_ints("rot90", "dims", dims)
         plane = tuple(wrap_dim(dim, len(self.batch_size)) for dim in dims)
         if len(set(plane)) != 2 or len(plane) != 2:
             raise DimError(f"rot90: the plane is given by two different dims; got {dims}")

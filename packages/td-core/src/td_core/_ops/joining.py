@@ -102,7 +102,7 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
         return torch.cat(_check_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value]
     sizes = _get_batch_sizes(items, "concatenate")
     size = sizes[0]
-    position = wrap_dim(dim, len(size))
+    position = wrap_dim(dim, len(size), "cat: dim")
     if sizes != [size] * len(sizes):
         before, behind = size[:position], size[position + 1 :]
         for i, other in enumerate(sizes):
@@ -152,7 +152,7 @@ def lazy_stack(input: Iterable[object], dim: int = 0, *, out: Any = None, **kwar
             raise BatchSizeError(
                 f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}"
             )
-    position = wrap_dim(dim, len(size) + 1)
+    position = wrap_dim(dim, len(size) + 1, "lazy_stack: dim")
     result = items[0]._stack_lazily(items, position)
     if out is not None:
         return write_result(out, torch.Size((*size[:position], len(items), *size[position:])), result)
@@ -427,7 +427,7 @@ class JoinMixin(ShapeMixin):
         >>> TensorDict({"a": [0, 1]}, [2]).to_lazystack()
         LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
         """
-        position = wrap_dim(dim, len(self.batch_size))
+        position = wrap_dim(dim, len(self.batch_size), "to_lazystack: dim")
         return lazy_stack(
             self.unbind(position), position, stack_dim_name=self._names and self._names[position]
         )

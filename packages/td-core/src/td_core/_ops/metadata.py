@@ -58,7 +58,11 @@ class MetadataMixin(Core):
         >>> TensorDict(batch_size=[3, 4]).size(-1)
         4
         """
-        return self.batch_size if dim is None else self.batch_size[wrap_dim(dim, len(self.batch_size))]
+        return (
+            self.batch_size
+            if dim is None
+            else self.batch_size[wrap_dim(dim, len(self.batch_size), "size: a dim")]
+        )
 
     @property
     def batch_dims(self) -> int:

@@ -36,7 +36,7 @@ from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from .._writes.inplace import write_leaves
 from .._writes.run import clone_overlapping
 from ..errors import BatchSizeError
-from .broadcasting import align_pairs, expand_to_match
+from .broadcasting import align_pairs, expand_to_match, extend_batch, find_longer_size
 
 CoreT = TypeVar("CoreT", bound=Core)
 Operand = Any  # a collection, tensor, NumPy array or number
@@ -106,7 +106,7 @@ def _align(
         node, other = reorder_like(node, other, fill, True), reorder_like(other, node, fill, True)
     if other.batch_size == node.batch_size:
         return node, other, None
-    size = _broadcast(name, other.batch_size, node.batch_size)
+    size = find_longer_size(node, other) or _broadcast(name, other.batch_size, node.batch_size)
     return expand_to_match(node, other, size), expand_to_match(other, node, size), size
 
 
@@ -147,6 +147,9 @@ def operand_inplace(node: Core, name: str, other: Operand) -> Any:
         return NotImplemented
     size, shape = node.batch_size, other.shape if is_tensor else other.batch_size
     if shape != size and len(shape) + (not is_tensor):
+        if not is_tensor and (longer := find_longer_size(node, other)) is not None:
+            # The leaves have all dims of the longer batch size, so they are combined as they are.
+            return operand_leaves(node, other if shape == longer else extend_batch(other, longer), [])
         if _broadcast(name, shape, size) != size:
             raise BatchSizeError(
                 f"cannot compute {name} in place: an operand of batch size {list(shape)} does not fit into {list(size)}"
@@ -378,7 +381,7 @@ def compare_values(
     ``same_keys``: raise KeyMismatchError if one collection lacks a value, instead of ignoring it.
     """
     size = result.batch_size
-    first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
+    first, second = expand_to_match(first, second, size), expand_to_match(second, first, size)
     compared = first._compare(second, single)
     if compared is not None:
         return compared

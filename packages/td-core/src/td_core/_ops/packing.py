@@ -126,7 +126,7 @@ class PackMixin(ShapeMixin):
                 [0., 0., 0., 1.]])
         """
         size = self.batch_size
-        position = wrap_dim(dim, len(size) + 1) - len(size) - 1
+        position = wrap_dim(dim, len(size) + 1, "pack: dim") - len(size) - 1
         left = _make_layout(self, position)
         if layout is not None:
             _check_layout(layout, left)

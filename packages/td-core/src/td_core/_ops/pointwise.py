@@ -27,7 +27,7 @@ from .._torch_private import foreach_kernel
 from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
 from ..errors import StructureError
-from .broadcasting import align_columns, expand_to_match
+from .broadcasting import align_columns, expand_to_match, find_longer_size
 from .operands import (
     NUMBERS,
     CoreT,
@@ -608,9 +608,10 @@ def _broadcast_batch(node: CoreT, *others: Operand) -> CoreT:
     """Expand a collection to the batch size that it has together with its operands; unchanged if they do not broadcast."""
     for other in others:
         shape = getattr(other, "shape", ())
-        if shape != node.batch_size and (size := broadcast_shape(shape, node.batch_size)) not in (
-            None,
-            node.batch_size,
-        ):
+        if shape == node.batch_size:
+            continue
+        longer = find_longer_size(node, other) if isinstance(other, Core) else None
+        size = longer or broadcast_shape(shape, node.batch_size)
+        if size is not None and size != node.batch_size:
             node = expand_to_match(node, other, size) if isinstance(other, Core) else node.expand(size)
     return node

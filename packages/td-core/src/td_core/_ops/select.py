@@ -15,11 +15,12 @@ from .._collection import Core
 from .._dim_names import set_batch_size
 from .._dtypes import keep_scalar
 from .._foreach import Op, foreach, make_op
+from .._nested_components import join_components
 from .._plans import broadcast_shape
 from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
 from ..errors import BatchSizeError, StructureError
-from .broadcasting import align_collections, expand_to_match
+from .broadcasting import align_collections, expand_to_match, find_longer_size
 from .operands import raise_at_leaf, reorder_like, run_each_leaf, write_result
 from .shape import ShapeMixin, adopt_result, check_adoptable
 
@@ -79,7 +80,7 @@ class SelectMixin(ShapeMixin):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
         tensor([0, 2])
         """
-        result: Self = self._index(_as_mask(mask, device="cpu").bool())
+        result: Self = self._index(_as_mask("masked_select", mask, device="cpu").bool())
         return adopt_result(self, result, "masked_select") if inplace else result
 
     def masked_fill(self, mask: Tensor, value: float | bool) -> Self:
@@ -95,7 +96,7 @@ class SelectMixin(ShapeMixin):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        filled: Self = _apply_masked("masked_fill", self, _FILLED, mask, value)
+        filled: Self = _apply_masked("masked_fill", self, _FILLED, mask, _check_fill("masked_fill", value))
         return filled
 
     def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
@@ -108,8 +109,8 @@ class SelectMixin(ShapeMixin):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill_(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        leaves = self._leaves()
-        write_leaves("masked_fill_", self, _FILL, leaves, _broadcast_mask(self, mask), value)
+        leaves, masks = self._leaves(), _broadcast_mask("masked_fill_", self, mask)
+        write_leaves("masked_fill_", self, _FILL, leaves, masks, _check_fill("masked_fill_", value))
         return self
 
     def where(
@@ -126,8 +127,10 @@ class SelectMixin(ShapeMixin):
         Args:
             condition: a bool tensor; its dims are the first batch dims. If it has as many dims as the batch, or more, both are
                 broadcast.
-            other: a collection whose batch size broadcasts with this one's, a number, or a tensor that broadcasts with every
-                leaf.
+            other: a collection, a number, or a tensor that broadcasts with every leaf. The batch size of a collection
+                broadcasts with this one's; if one of them starts with the other and the leaves have the longer one's
+                dims, both are read from the first dim on. A member of a lazy stack that the condition replaces as a
+                whole takes the entries of ``other`` in their shapes.
             out: a collection whose entries are replaced by the result, or overwritten in place if it is locked.
             pad: the value of entries that only the other collection has; None raises for such entries.
             update_batch_size: give ``out`` the batch size of the result.
@@ -141,7 +144,9 @@ class SelectMixin(ShapeMixin):
         >>> td.where(torch.tensor([True, False, True]), -1)["a"]
         tensor([ 0, -1,  2])
         """
-        condition, size = _broadcast_condition(condition, self.batch_size, other)
+        is_nested = isinstance(other, Core)
+        longer = find_longer_size(self, other) if is_nested else None  # type: ignore[arg-type]
+        condition, size = _broadcast_condition(condition, self.batch_size, other, longer)
         if not isinstance(other, Core):
             left = self if size == self.batch_size else self.expand(size)
             result: Self = _select_or_value(left, other, condition)
@@ -153,7 +158,7 @@ class SelectMixin(ShapeMixin):
                 left, right = reorder_like(left, right, fill), reorder_like(right, left, fill)
             if other.batch_size != self.batch_size:
                 left, right = align_collections(left, right)
-            result = _select_nodes(left, right, condition)
+            result = _select_nodes(left, right, condition, other.batch_size == self.batch_size)
         if out is None:
             return result
         if update_batch_size and out.batch_size != size:
@@ -210,53 +215,74 @@ def _apply_masked(name: str, node: Core, this: Op, mask: Tensor, value: float | 
     """Apply ``this(leaf, mask, value)`` to every leaf, with the mask aligned to the batch dims."""
     leaves: list[Tensor] = []
     levels = node._flatten_leaves(leaves)
-    masks = _broadcast_mask(node, mask)
+    masks = _broadcast_mask(name, node, mask)
     try:
         return node._unflatten(foreach(this, leaves, masks, value), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, masks, value)
 
 
-def _broadcast_mask(node: Core, mask: Tensor) -> list[Tensor]:
+def _broadcast_mask(name: str, node: Core, mask: Tensor) -> list[Tensor]:
     """Return the mask per leaf, with dims of size one for its feature dims, in the order of ``_flatten_leaves``."""
     size = node.batch_size
     masks: list[Tensor] = []
-    node._broadcast_to_leaves(elements.append_dims(_expand_mask(mask, size), len(size)), masks)
+    node._broadcast_to_leaves(elements.append_dims(_expand_mask(name, mask, size), len(size)), masks)
     return masks
 
 
-def _as_mask(mask: object, **options: Any) -> Tensor:
+def _check_fill(name: str, value: object) -> Any:
+    """Return the value of ``masked_fill``; TypeError for several values, which one leaf each would get."""
+    if isinstance(value, (list, tuple)):
+        raise TypeError(f"{name}: value is a number or a 0-d tensor; got {value!r}")
+    return value
+
+
+def _as_mask(name: str, mask: object, **options: Any) -> Tensor:
     """Convert a mask to a tensor. Raise for a collection, which torch would read as an empty sequence."""
     if isinstance(mask, Core):
         raise TypeError(
             f"a mask is one tensor for all leaves; got a {type(mask).__name__}. With a mask for each leaf: "
             "masks.apply(torch.where, this, other)"
         )
-    return mask if isinstance(mask, Tensor) else as_tensor(mask, **options)
+    if isinstance(mask, Tensor):
+        return mask
+    try:
+        return as_tensor(mask, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name}: a mask is a bool tensor, or an array or list of bools; got {mask!r}"
+        ) from error
 
 
-def _expand_mask(mask: Tensor, batch_size: torch.Size) -> Tensor:
+def _expand_mask(name: str, mask: Tensor, batch_size: torch.Size) -> Tensor:
     """Expand a mask to the sizes of the first batch dims."""
-    mask = _as_mask(mask)
+    mask = _as_mask(name, mask)
     if mask.shape == batch_size:
         return mask
-    covered = batch_size[: mask.ndim]
-    if mask.ndim > len(batch_size) or any(a not in (1, b) for a, b in zip(mask.shape, covered, strict=True)):
+    if not _fits_first_dims(mask, batch_size):
         raise BatchSizeError(
-            f"the dims of a mask must be the first batch dims, or of size one: got shape {list(mask.shape)} for the "
+            f"{name}: the dims of a mask must be the first batch dims, or of size one: got shape {list(mask.shape)} for the "
             f"batch size {list(batch_size)}"
         )
-    return mask.expand(covered)
+    return mask.expand(batch_size[: mask.ndim])
+
+
+def _fits_first_dims(mask: Tensor, batch_size: torch.Size) -> bool:
+    """Return True if each dim of a mask has the size of the batch dim at its position, or one."""
+    return mask.ndim <= len(batch_size) and all(a in (1, b) for a, b in zip(mask.shape, batch_size))
 
 
 def _broadcast_condition(
-    condition: object, batch_size: torch.Size, other: object
+    condition: object, batch_size: torch.Size, other: object, longer: torch.Size | None
 ) -> tuple[Tensor, torch.Size]:
     """Expand the condition of ``where`` to the batch size of the result, and return both."""
-    mask = _as_mask(condition)
+    mask = _as_mask("where", condition)
+    if longer is not None and _fits_first_dims(mask, longer):
+        return elements.append_dims(mask, len(longer)).expand(longer), longer
     is_uneven = -1 in batch_size  # each member of a lazy stack then broadcasts its part of the condition
     if mask.ndim < len(batch_size) or is_uneven:
-        mask = elements.append_dims(_expand_mask(mask, batch_size), len(batch_size)).expand(batch_size)
+        mask = _expand_mask("where", mask, batch_size)
+        mask = elements.append_dims(mask, len(batch_size)).expand(batch_size)
     size = batch_size
     for name, shape in (
         ("other collection", other.batch_size if isinstance(other, Core) else size),
@@ -273,6 +299,10 @@ def _broadcast_condition(
 
 def _expand_to_leaf(leaf: Tensor, value: Any) -> Tensor:
     """Expand a number or tensor to the shape of a leaf, in the promoted dtype of both."""
+    if leaf.is_nested:
+        dtype = torch.result_type(leaf, value)
+        parts = [torch.full_like(part, value, dtype=dtype) for part in leaf.unbind()]
+        return join_components(leaf, parts)
     if torch.compiler.is_compiling():  # torch.compile cannot trace torch.result_type
         return torch.where(torch.zeros_like(leaf, dtype=torch.bool), leaf, value)
     dtype = torch.result_type(leaf, value)
@@ -284,10 +314,18 @@ def _select_or_value(node: Any, value: object, condition: Tensor) -> Any:
     if isinstance(value, (int, float, complex)):
         try:
             return _apply_masked("where", node, _WHERE, condition, value)
-        except StructureError:
-            pass  # a node with one tensor for the whole batch cannot be masked; the path below raises with its key
+        except (ValueError, RuntimeError) as error:
+            # Torch cannot mask a nested tensor; for one tensor for the whole batch, the path below raises with its key.
+            if not isinstance(error, StructureError) and not any(leaf.is_nested for leaf in node._leaves()):
+                raise
     if isinstance(value, Tensor) and value.ndim:
-        node = node.contiguous()
+        try:
+            node = node.contiguous()
+        except StructureError as error:
+            raise StructureError(
+                "where: a tensor is broadcast with whole leaves, which these lazy stacks do not have; give a number or a "
+                f"collection: {error}"
+            ) from error
     if isinstance(value, Tensor) and not value.ndim:
         leaves: list[Tensor] = []
         values: list[Tensor] = []
@@ -299,13 +337,16 @@ def _select_or_value(node: Any, value: object, condition: Tensor) -> Any:
     return _select_nodes(node, other, condition)
 
 
-def _select_nodes(chosen: Any, otherwise: object, condition: Tensor) -> Any:
+def _select_nodes(chosen: Any, otherwise: object, condition: Tensor, has_same_size: bool = True) -> Any:
     """Select elements of ``chosen`` where ``condition`` is true, of ``otherwise`` elsewhere; lazy stacks stay lazy."""
-    return chosen._map_members(_select_holders, otherwise, condition)
+    # If no batch size was broadcast, a member can take an entry of another shape as it is.
+    is_stack = chosen._members_and_dim() is not None
+    takes_whole = (is_stack or None) if has_same_size else False
+    return chosen._map_members(partial(_select_holders, takes_whole), otherwise, condition)
 
 
-def _select_holders(chosen: Any, otherwise: object, condition: Tensor) -> object:
-    plan = elements.Where(condition)
+def _select_holders(takes_whole: bool | None, chosen: Any, otherwise: object, condition: Tensor) -> object:
+    plan = elements.Where(condition, takes_whole)
     left: list[Tensor] = []
     right: list[Tensor] = []
     foreign: list[Core] = []

@@ -24,7 +24,7 @@ from .._dtypes import as_dtype
 from .._element_plans import append_dims
 from .._indexing import plan_index
 from .._locking import check_unlocked
-from .._plans import ShapePlan, WholePlan, as_ints
+from .._plans import ShapePlan, WholePlan, as_ints, check_ints
 from .._torch_private import functorch_level, get_base
 from .._value_codec import is_same_value
 from .._walks import has_entries, map_levels, visit
@@ -300,6 +300,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).broadcast_to((5, 2)).batch_size
         torch.Size([5, 2])
         """
+        check_ints("broadcast_to", "shape", shape, "int | Sequence[int]")
         return self.expand(shape)
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
@@ -427,7 +428,10 @@ def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = N
                 f"{what}() takes its sizes by position or by keyword, not both; got {args} and {named}"
             )
         return tuple(named)
-    return as_ints(args[0]) if len(args) == 1 else args
+    try:
+        return as_ints(args[0]) if len(args) == 1 else args
+    except TypeError:
+        raise TypeError(f"{what}() takes ints, or one sequence of ints; got {args[0]!r}") from None
 
 
 def _canonical(leaf: Tensor) -> Tensor:
