@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,11 @@ from ._base import TensorDictBase
 from ._coerce import coerce
 from ._collection import Child, Core, make_lazy_stack, show_path
 from ._locking import check_unlocked
+from ._ops.shape import Replacement
 from ._plan_steps import remove_size
+from ._ragged import list_distinct_members
 from ._repr import PrintedMembers, PrintedNode, merge_fields
-from ._walks import has_entries, map_levels
+from ._walks import has_entries, list_holders, map_levels
 from ._writes.members import Part, split_for_members
 from ._writes.run import Transaction
 from ._writes.update import Update
@@ -99,6 +102,25 @@ class LazyStackOps(TensorDictBase):
             [merge_fields([row[key] for row in rows], dim) for key in common],
             PrintedMembers(dim, [row for row in zip(range(len(rows)), members, exclusive) if row[2]]),
         )
+
+    def _take_over(self, result: Core) -> list[Replacement] | None:
+        size, stacked = result.batch_size, result._members_and_dim()
+        if not size:
+            return None
+        dim = min(self._stack_dim, len(size) - 1) if stacked is None else stacked[1]
+        parts: Sequence[Any] = result.unbind(dim) if stacked is None else stacked[0]
+        if not parts:
+            return None
+        # A member that occurs twice cannot take over two results.
+        repeats = len(list_distinct_members(self._members)) < len(list_holders(self))
+        kept = [] if repeats else self._members[: len(parts)]
+        self._members[:] = [*kept, *parts[len(kept) :]]
+        self._stack_dim = dim
+        self._stack_dim_name = None if result._names is None else result._names[dim]
+        return [
+            (member, part, partial(self._members.__setitem__, i))
+            for i, (member, part) in enumerate(zip(kept, parts))
+        ]
 
     def _plan_writes(
         self,

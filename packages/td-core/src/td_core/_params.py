@@ -29,10 +29,12 @@ from ._collection import (
     show_path,
 )
 from ._devices import fix_device_metadata
+from ._dim_names import set_batch_size
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import check_unlocked
 from ._ops.device_moves import write_moved_back
 from ._ops.modules import register_params
+from ._ops.shape import Replacement
 from ._ops.structure import restore_on_error
 from ._plans import ShapePlan
 from ._pytree import register, register_with_subclasses
@@ -303,6 +305,13 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return (
             self._from_inner(result) if isinstance(result, TensorDictBase) and has_entries(result) else result
         )
+
+    def _take_over(self, result: Core) -> list[Replacement]:
+        # Nodes below are replaced, so that all leaves are converted to their roles.
+        self._set_children(result._children())
+        set_batch_size(self, result.batch_size)
+        self._names = result._names
+        return []
 
     def _adopt(self, key: str, value: Child) -> Child:
         if isinstance(value, Core):

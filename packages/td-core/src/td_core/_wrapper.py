@@ -8,6 +8,7 @@ a list of operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from typing_extensions import Self
 from ._base import TensorCollection
 from ._class_methods import name_method
 from ._collection import Child, Core
+from ._ops.shape import Replacement
 from ._plans import MultiPlan, ShapePlan
 from .typing import BatchSize, Names
 
@@ -132,6 +134,9 @@ class Wrapper(TensorCollection):
     def _wrap_holder(self, node: object) -> Any:
         """Wrap a member of the wrapped lazy stack like this node; the wrapped collection itself becomes this node."""
         return self if node is self._tensordict else self._wrap(node)
+
+    def _take_over(self, result: Core) -> list[Replacement] | None:
+        return [(self._tensordict, result._inner(), partial(setattr, self, "_tensordict"))]
 
     def _flatten_leaves(self, out: list[Tensor]) -> object:
         return self._tensordict._flatten_leaves(out)

@@ -130,6 +130,7 @@ OVERRIDABLE = {
     "_compare": "Compare the value with that of another node, for each element of the batch.",
     "_move_mapped_dim": "Hide the batch dim that vmap maps over, or restore the one that was hidden last at a position.",
     "_keeper": "Attribute: the Keeper that stores the values outside memory, or None.",
+    "_take_over": "Take the entries, batch size and names of a result, and return the nodes below that do so; None if it cannot.",
     "_max_batch_size": "Return the longest batch size that `_with_batch_size` accepts, or None for any.",
 }
 

@@ -332,6 +332,14 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         node._show(self, places)
         return node
 
+    def _take_over(self, result: Any) -> list[Any] | None:
+        below = super()._take_over(result)
+        if below is not None:
+            self._origin = None
+            self._values_size, self._joints = result._values_size, result._joints
+            self._hidden, self._emerges = result._hidden, result._emerges
+        return below
+
     def _make_sized(self, values: list[object], size: tuple[int, ...]) -> Self:
         """Build a stack of ``size``, whose last dims are hidden from the batch size if this node has hidden dims."""
         node = self._of(values, torch.Size(size), self._device)

@@ -165,6 +165,12 @@ class UnbatchedNode(ValueNode, TensorCollection):
     def _set_names(self, names: Names | None) -> None:
         """Ignore names: the tensor has no batch dims that they could refer to."""
 
+    def _take_over(self, result: Any) -> list[Any] | None:
+        below = super()._take_over(result)
+        if below is not None:
+            self._kept, self._shown = result._kept, result._shown
+        return below
+
     def _with_children(
         self,
         children: Mapping[str, object],

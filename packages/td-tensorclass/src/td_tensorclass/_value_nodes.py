@@ -89,6 +89,12 @@ class ValueNode(TensorCollection):
             return self
         return self._with_children({}, batch_size=batch_size, names=None)
 
+    def _take_over(self, result: Node) -> list[Any] | None:
+        if type(result) is not type(self):
+            return None
+        self._batch_size, self._names = result.batch_size, result._names
+        return []
+
     def _print_node(self) -> Any:
         return super()._print_node()._replace(text=type(self).__name__)
 
@@ -147,6 +153,12 @@ class NonTensorNode(ValueNode):
     def _owner(self) -> NonTensorNode:
         """Return the node that owns the cells this node shows: itself, unless it is a view."""
         return self if self._root is None else self._root
+
+    def _take_over(self, result: Any) -> list[Any] | None:
+        below = super()._take_over(result)
+        if below is not None:
+            self._store_new(list(result._values))  # not the cells, which may be those of this node
+        return below
 
     def _read(self, cells: list[Any], *, writes: bool = False) -> list[object]:
         """Return the value of each cell, reloaded first if another process wrote it; ``writes``: the caller will write next."""

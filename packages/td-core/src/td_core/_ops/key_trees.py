@@ -15,7 +15,7 @@ from torch import Tensor
 from .._collection import Child, Core, make_dense, missing_key_error, show_path
 from .._keys import unravel_key_to_tuple
 from .._ragged import find_holders
-from .._walks import Position, expand, get_path, map_levels
+from .._walks import Position, get_path, map_levels, visit
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
 
@@ -68,13 +68,19 @@ def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = Fals
     return _restrict(root, tree, False, as_tensordict)
 
 
-def _list_paths(tree: KeyTree) -> Iterator[tuple[str, ...]]:
-    """Iterate over the key paths of a tree."""
-    for path, below in expand(
-        [((), tree)], lambda item: [((*item[0], key), value) for key, value in (item[1] or {}).items()]
-    ):
-        if below is None:
-            yield path
+def _list_paths(tree: KeyTree) -> list[tuple[str, ...]]:
+    """Return the key paths of a tree."""
+    paths: list[tuple[str, ...]] = []
+
+    def step(prefix: tuple[str, ...], level: KeyTree) -> Iterator[tuple[object, ...]]:
+        for key, below in level.items():
+            if below is None:
+                paths.append((*prefix, key))
+            else:
+                yield (*prefix, key), below
+
+    visit(step, (), tree)
+    return paths
 
 
 def _restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool) -> Any:

@@ -17,12 +17,13 @@ from .._dtypes import keep_scalar
 from .._foreach import Op, foreach, make_op
 from .._nested_components import join_components
 from .._plans import broadcast_shape
+from .._walks import visit
 from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_collections, expand_to_match, find_longer_size
 from .operands import raise_at_leaf, reorder_like, run_each_leaf, write_result
-from .shape import ShapeMixin, adopt_result, check_adoptable
+from .shape import ShapeMixin, adopt_result, check_adoptable, replace_node
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -189,11 +190,13 @@ class SelectMixin(ShapeMixin):
         plan = elements.pad_plan(self.batch_size, pad_size, value)
         if inplace:
             check_adoptable(self, "pad")
-        if inplace and not safe:
+        if inplace and not safe and not self._is_value:
             for key, child in dict(self._children()).items():
-                self._set_child(
-                    key, plan.leaf(child) if isinstance(child, Tensor) else child._transform(plan)
-                )
+                if isinstance(child, Tensor):
+                    self._set_child(key, plan.leaf(child))
+                else:
+                    place = partial(self._set_child, key)
+                    visit(partial(replace_node, self, False), child, child._transform(plan), place)
             set_batch_size(self, torch.Size(plan.lead))
             return self
         result = self._transform(plan)

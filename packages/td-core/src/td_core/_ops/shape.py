@@ -7,7 +7,7 @@ the source on exit. They refer to the source weakly, so a chain of results does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from .. import _shape_plans as shapes
 from .._buffers import index_leaves
-from .._collection import Core, has_lazy_stack, unwrap_entry
+from .._collection import Child, Core, has_lazy_stack, unwrap_entry
 from .._dim_names import set_batch_size
 from .._dtypes import as_dtype
 from .._element_plans import append_dims
@@ -37,12 +37,34 @@ from .operands import raise_at_leaf
 from .uneven import build_dense, list_dense_entries
 
 SelfT = TypeVar("SelfT", bound="ShapeMixin")
+#: A node, its result of an operation, and a function that stores the result in place of the node.
+Replacement = tuple[Any, Any, Callable[[Any], None]]
 
 
 class ShapeMixin(EntryMixin, LockMixin):
     """Indexing, and shape operations such as ``view``, ``permute``, ``expand`` and ``unbind``."""
 
     __slots__ = ()
+
+    def _take_over(self, result: Core) -> list[Replacement] | None:
+        """Take the entries, batch size and names of a result of an operation on this node; None if this kind cannot.
+
+        Return the nodes below that take over a result themselves.
+        """
+        if not has_entries(result):
+            return None
+        held = self._children()
+        below: list[Replacement] = []
+        for key, child in dict(result._children()).items():
+            old = None if isinstance(child, Tensor) else held.get(key)
+            if isinstance(old, Core):
+                below.append((old, child, partial(self._set_child, key)))
+            else:
+                self._set_child(key, child)
+        set_batch_size(self, result.batch_size)
+        node: Any = self  # the kind has the slot
+        node._names = result._names
+        return below
 
     def _index(self, index: object) -> Any:
         return index_leaves(self, plan_index(index, self.batch_size))
@@ -395,7 +417,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         True
         """
         result = self._transform(WholePlan((), (), _canonical if canonical else Tensor.contiguous))
-        return adopt_result(self, result, "make contiguous") if inplace else result
+        return adopt_result(self, result, "make contiguous", dense=True) if inplace else result
 
     def densify(self, layout: torch.layout = torch.strided) -> Self:
         """Stack every lazy stack; ragged entries become nested tensors.
@@ -573,14 +595,33 @@ def _at_least(node: SelfT, ndim: int) -> SelfT:
     return write_back_on_exit(result, node, _write_reshaped)
 
 
-def adopt_result(node: SelfT, result: SelfT, what: str) -> SelfT:
-    """Replace the entries, batch size and names of a node by those of ``result``, see ``check_adoptable``."""
+def adopt_result(node: SelfT, result: SelfT, what: str, *, dense: bool = False) -> SelfT:
+    """Replace the entries, batch size and names of a node by those of ``result``, see ``check_adoptable``.
+
+    The nodes below stay the same objects, but for locked ones, those whose kind changes and, if ``dense``, lazy stacks.
+    """
     check_adoptable(node, what)
-    for key, child in result._children().items():
-        node._set_child(key, child)
-    set_batch_size(node, result.batch_size)
-    node._names = result._names
+
+    def refuse(result: object) -> None:
+        raise StructureError(
+            f"cannot {what} in place: the result of a {type(node).__name__} is a {type(result).__name__}; leave "
+            "inplace out"
+        )
+
+    visit(partial(replace_node, node, dense), node, result, refuse)
     return node
+
+
+def replace_node(
+    root: Core, dense: bool, node: ShapeMixin, result: Child, store: Callable[[Any], None]
+) -> list[Replacement]:
+    """Let a node take over a result of an operation on it, or store the result in its place. Return the nodes below."""
+    becomes_dense = dense and node._inner() is node and node._members_and_dim() is not None
+    stays = node is root or not (node.is_locked or becomes_dense)
+    below = node._take_over(result) if stays and not isinstance(result, Tensor) else None
+    if below is None:
+        store(result)
+    return below or []
 
 
 def check_adoptable(node: Core, what: str) -> None:

@@ -452,7 +452,8 @@ def _rename_all(node: Core, moves: Sequence[tuple[tuple[str, ...], tuple[str, ..
     result = _copy_without(node, build_key_tree(moved, longest=False), prune=True)._shallow_copy()
     for path, renamed in inside.items():
         if path in result.keys(True):
-            result._set_path(path, get_entry(result, path).rename_keys(renamed, strict=strict))
+            stack: Any = get_entry(result, path)
+            result._set_path(path, stack.rename_keys(renamed, strict=strict))
     for new, entry in entries.items():
         if new in result.keys(True):
             raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")

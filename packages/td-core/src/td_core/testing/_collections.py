@@ -249,6 +249,17 @@ class CollectionTests:
         collection = self.make()
         self.check_state(operation(collection), collection, "the operation")
 
+    def test_operations_in_place_return_the_collection(self) -> None:
+        """``_take_over`` takes the entries of a result, unless the kind refuses to be changed in place."""
+        collection = self.make()
+        expected, size = self.leaves(collection.roll(1, 0)), collection.batch_size
+        try:
+            result = collection.roll(1, 0, inplace=True)
+        except StructureError:
+            pytest.skip("this kind is not changed in place")
+        assert result is collection
+        self.check(collection, expected, size)
+
     def test_the_batch_size_can_be_changed(self) -> None:
         """Setting a valid batch size stores it, unless the kind refuses to drop dims; an invalid one raises."""
         collection = self.labelled()
