@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, from_module, from_modules, lazy_stack
@@ -134,6 +135,92 @@ def test_to_module_without_preserve_sets_plain_tensors():
         assert not list(model.parameters()) and not model.state_dict()
     after = dict(model.named_parameters())
     assert list(after) == list(before) and all(map(operator.is_, after.values(), before.values()))
+
+
+class Held(nn.Module):
+    """A module with tied weights, a parameter that is None, a buffer, and parameters in a collection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(2)
+        self.held = TensorDictParams(TensorDict({"w": torch.ones(2)}))
+        self.eval()
+
+    def forward(self, x):
+        return self.second(self.norm(self.first(x))) * self.held["w"]
+
+
+def list_state(net):
+    """List the tensors of each submodule in order, and those that are plain attributes."""
+    attributes = [
+        {key: value for key, value in vars(m).items() if isinstance(value, Tensor)} for m in net.modules()
+    ]
+    slots = [
+        [*m._parameters.items(), *m._buffers.items(), *found.items()]
+        for m, found in zip(net.modules(), attributes)
+    ]
+    return [(key, id(value)) for level in slots for key, value in level], [*net.state_dict()]
+
+
+def add_one(leaf):
+    return leaf.detach() + 1 if leaf.is_floating_point() else leaf
+
+
+GIVEN = {
+    "plain": lambda params: params.apply(add_one),
+    "parameters": lambda params: params.apply(
+        lambda leaf: nn.Parameter(add_one(leaf)) if isinstance(leaf, nn.Parameter) else add_one(leaf)
+    ),
+    "one parameter": lambda params: params.apply(add_one).set(
+        ("first", "bias"), nn.Parameter(add_one(params["first", "bias"]))
+    ),
+    "computed": lambda params: params.apply(lambda leaf: leaf + 1 if leaf.requires_grad else add_one(leaf)),
+    "some": lambda params: params.apply(add_one).select(("first", "bias"), "held"),
+}
+
+
+@pytest.mark.parametrize("before", ["as made", "plain", "plain and back"])
+@pytest.mark.parametrize("preserve", [True, False])
+@pytest.mark.parametrize("given", GIVEN)
+def test_to_module_block_computes_with_leaves_and_restores_state(given, preserve, before):
+    net, x = Held(), torch.randn(3, 2)
+    params = TensorDict.from_module(net)
+    new, expected = GIVEN[given](params), Held()
+    expected.load_state_dict(net.state_dict())
+    TensorDict.from_module(expected).data.update_(new.detach())
+    if before != "as made":
+        old = params.data.to_module(net, preserve_module_state=False)
+    if before == "plain and back":
+        old.to_module(net)
+        assert [name for name, _ in net.named_parameters()] == [name for name, _ in Held().named_parameters()]
+    state = list_state(net)
+    with new.to_module(net, preserve_module_state=preserve):
+        for module in net.modules():
+            assert not {*module._parameters} & {*vars(module)}
+        torch.testing.assert_close(net(x), expected(x))
+        if given != "computed":
+            torch.testing.assert_close(copy.deepcopy(net)(x), expected(x))
+        zeros = {"first.bias": torch.zeros(2)}
+        called = torch.func.functional_call(net, zeros, (x,))
+        none = TensorDict({"first": {"bias": torch.zeros(2)}})
+        with none.to_module(net, preserve_module_state=not preserve):
+            torch.testing.assert_close(called, net(x))
+    assert list_state(net) == state
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_functional_call_after_to_module_uses_given_parameters(inside):
+    net, x = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1)), torch.ones(1, 2)
+    zeros = {name: torch.zeros_like(leaf) for name, leaf in net.named_parameters()}
+    done = TensorDict.from_module(net).data.clone().to_module(net, preserve_module_state=False)
+    assert not any(module._parameters for module in net.modules())
+    if inside:
+        assert torch.func.functional_call(net, zeros, (x,)).item() == 0
+    done.to_module(net)
+    assert [name for name, _ in net.named_parameters()] == [*zeros]
+    assert torch.func.functional_call(net, zeros, (x,)).item() == 0 and net(x).item() != 0
 
 
 def test_to_module_replaces_plain_tensors_by_parameters():

@@ -66,28 +66,20 @@ def _plain(leaf: Tensor) -> Tensor:
 
 
 def _swap_in(slots: list[Home], undo: bool = False) -> None:
-    """Turn each listed parameter into a plain attribute (leaving None in ``_parameters``) or back; ``undo`` reverses this."""
+    """Turn each listed parameter into a plain attribute, or back; ``undo`` reverses this."""
     for parameters, attributes, key, held, lowers in slots:
         if lowers is not undo:
-            parameters[key], attributes[key] = None, held
+            parameters.pop(key, None)  # nn.Module would find a None there before the attribute
+            attributes[key] = held
         else:
             attributes.pop(key, None)
             parameters[key] = held
 
 
-def _swap(
-    owner: nn.Module, key: str, leaf: Tensor, copy: bool, plain: bool, slots: list[Home]
-) -> tuple[dict[str, Any], object]:
-    """Return the dict that takes a leaf in place of a parameter (``_parameters`` or ``__dict__``), and its old content."""
-    parameters, attributes = owner._parameters, owner.__dict__
-    held: object = parameters[key]
-    lowered = held is None  # an earlier call may have replaced the parameter by a plain attribute
-    if lowered:
-        held = attributes.get(key)
-    lowers = lowered if copy else (lowered or plain) and not isinstance(leaf, nn.Parameter)
-    if lowers is not lowered:
-        slots.append((parameters, attributes, key, held, lowers))
-    return attributes if lowers else parameters, held
+def _restore_order(parameters: dict[str, Any], before: dict[str, Any]) -> None:
+    """Restore the order of parameters, some of which were removed and added again."""
+    for key, held in before.items():
+        parameters[key] = parameters.pop(key, held)
 
 
 def _run_all(undo: Callable[[], object]) -> None:
@@ -405,7 +397,7 @@ class ModuleMixin(Core):
             The previous parameters and buffers of the module, or None if ``return_swap`` is False.
 
         Raises:
-            KeyPathError: the module has no parameter, buffer, value or submodule for an entry; nothing was changed.
+            KeyPathError: the module has no parameter, buffer, tensor, value or submodule for an entry; nothing was changed.
             StructureError: a leaf cannot be copied into its parameter or buffer; nothing was changed.
             StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
 
@@ -464,13 +456,15 @@ class _Pairing:
         writes: the copies into the module's tensors; None to replace the contents of the slots.
     """
 
-    __slots__ = ("homes", "moves", "plain", "todo", "writes")
+    __slots__ = ("homes", "moves", "orders", "plain", "todo", "writes")
 
     def __init__(self, copy: bool, plain: bool, non_blocking: bool) -> None:
         self.plain = plain
         self.writes = Transaction(non_blocking) if copy else None
         self.moves: list[Move] = []
         self.homes: list[Home] = []
+        #: The parameters of each module some of whose parameters become attributes, and a copy of that dict.
+        self.orders: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.todo: list[tuple[object, Any, Slots, Any, Path]] = []
 
     def read(self, node: Any, module: nn.Module) -> Any:
@@ -525,8 +519,8 @@ class _Pairing:
         collection = modules is parameters
         slots, slot = (parameters, "p") if key in parameters else (buffers, "b")
         held = slots.get(key)
-        if (self.plain or held is None) and slots is parameters and not collection:
-            slots, held = _swap(owner, key, leaf, self.writes is not None, self.plain, self.homes)
+        if not collection and (held is None or (self.plain and slots is parameters)):
+            slots, held = self._swap(owner, key, leaf)
             slot = "p" if slots is parameters else ""
         # The entry of a collection may be a node instead of a tensor.
         if held is None or (collection and not isinstance(held, Tensor)):
@@ -534,7 +528,8 @@ class _Pairing:
                 f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
             )
         if collection:
-            slot = "p" if is_registered(held) else "B"
+            # A tensor without the mark replaced a parameter, as an attribute of a module does.
+            slot = "p" if is_registered(held) else "B" if is_buffer(held) else ""
         if self.writes is not None:
             with torch.no_grad():
                 check_copied(held, (*path, key), leaf)
@@ -542,6 +537,23 @@ class _Pairing:
             held = held.detach().clone()
         self.moves.append((slots, key, leaf, held, slot))
         return held  # type: ignore[no-any-return]
+
+    def _swap(self, owner: nn.Module, key: str, leaf: Tensor) -> tuple[dict[str, Any], Any]:
+        """Return the dict that takes a leaf in place of a parameter (``_parameters`` or ``__dict__``), and its old content."""
+        parameters, attributes = owner._parameters, owner.__dict__
+        held: Any = parameters.get(key)
+        lowered = held is None  # an earlier call may have replaced the parameter by a plain attribute
+        if lowered:
+            held = attributes.get(key)
+        if not isinstance(held, Tensor):
+            return parameters, None
+        copies = self.writes is not None
+        lowers = lowered if copies else (lowered or self.plain) and not isinstance(leaf, nn.Parameter)
+        if lowers is not lowered:
+            self.homes.append((parameters, attributes, key, held, lowers))
+            if not self.orders or self.orders[-1][0] is not parameters:
+                self.orders.append((parameters, dict(parameters)))
+        return attributes if lowers else parameters, held
 
     def _add_node(
         self, owner: object, modules: dict[str, Any], key: str, node: Any, old: Any, path: Path
@@ -589,3 +601,5 @@ class _Pairing:
             else:
                 slots[key].detach().copy_(held)
         _swap_in(self.homes, undo=True)
+        for parameters, before in self.orders:
+            _restore_order(parameters, before)
