@@ -6,6 +6,7 @@ index cannot express is a larger part of the array, from which torch takes the e
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._buffers import is_stored
 from ._stored_blocks import count, find_block, get_strides
 from ._stored_modes import unwrap
 from .typing import Source, SourceIndex
@@ -134,9 +136,10 @@ def write_points(view: Any, points: Points, value: Tensor, accumulate: bool) -> 
     found = _find_increasing(view, points) or _find_rows(view, points)
     if found is None:
         request, box = _find_box(view, points)
-        memory = fetch([request])[0]
-        torch.ops.aten.index_put_(request.window(memory), box, value, accumulate)
-        view.source.write(request.part, memory)
+        with hold(view.source):
+            memory = fetch([request])[0]
+            torch.ops.aten.index_put_(request.window(memory), box, value, accumulate)
+            view.source.write(request.part, memory)
         return
     request, dim, order = found
     value = value.movedim(len(before), dim)
@@ -147,11 +150,13 @@ def write_points(view: Any, points: Points, value: Tensor, accumulate: bool) -> 
             last.scatter_reduce_(0, order, torch.arange(len(order), device="cpu"), "amax", include_self=False)
             value = _pick(value, dim, last.to(value.device))
         request.window(memory).copy_(value)
-    else:
+        view.source.write(request.part, memory)
+        return
+    order = torch.arange(value.shape[dim], device="cpu") if order is None else order
+    with hold(view.source):
         memory = fetch([request])[0]
-        order = torch.arange(value.shape[dim], device="cpu") if order is None else order
         torch.ops.aten.index_put_(request.window(memory), [*[None] * dim, order], value, accumulate)
-    view.source.write(request.part, memory)
+        view.source.write(request.part, memory)
 
 
 def write_view(view: Any, value: Tensor) -> None:
@@ -162,9 +167,22 @@ def write_view(view: Any, value: Tensor) -> None:
             write_view(part, content)
         return
     request = request_view(view)
-    memory = _allocate(request, view.dtype) if request.is_exact else fetch([request])[0]
-    request.window(memory).copy_(value)
-    view.source.write(request.part, memory)
+    if request.is_exact:
+        memory = _allocate(request, view.dtype)
+        request.window(memory).copy_(value)
+        view.source.write(request.part, memory)
+        return
+    value = value.clone() if is_stored(value) else value  # which can be read before others are excluded
+    with hold(view.source):
+        memory = fetch([request])[0]
+        request.window(memory).copy_(value)
+        view.source.write(request.part, memory)
+
+
+def hold(source: Source) -> contextlib.AbstractContextManager[object]:
+    """Exclude other writers of a source during a block that reads a part and writes it, if the source has a lock."""
+    get_lock = getattr(unwrap(source), "hold", None)
+    return contextlib.nullcontext() if get_lock is None else get_lock()
 
 
 def fetch(requests: Sequence[Request]) -> list[Tensor]:
