@@ -35,7 +35,7 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
     >>> TensorDict.load("data.zarr")["a"]
     tensor([0, 1, 2, 0, 1])
     """
-    with open_group(location, storage_options) as group:
+    with open_group(location, storage_options, write=True) as group:
         if group.objects.is_read_only or not group.is_ours:
             why = "it is a zip file" if group.objects.is_read_only else "td has not written it"
             raise UnsupportedOperationError(f"cannot append rows to {group.where}: {why}")

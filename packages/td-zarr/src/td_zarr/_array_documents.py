@@ -16,6 +16,7 @@ from zarr.core.buffer import default_buffer_prototype
 from td_core import unravel_key_to_tuple
 from td_core.array_formats import PlannedArray
 from td_core.errors import FormatError
+from td_core.spi import parse_json as parse_unique
 from td_core.spi import set_module
 
 #: The dtypes of torch that Zarr has, by their name there.
@@ -95,15 +96,20 @@ def _encode(text: str) -> bytes:
 
 def check_name(name: object, where: str) -> str:
     """Return the name of an array that a document gives, or raise FormatError if it could leave the group."""
-    if not isinstance(name, str) or any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name:
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if (
+        not isinstance(name, str)
+        or not {"", ".", ".."}.isdisjoint(parts)
+        or not {"\\", "\0"}.isdisjoint(name)
+    ):
         raise FormatError(f"{where}: {name!r:.200} is not the name of an array")
     return name
 
 
 def parse_json(content: bytes | str, where: str) -> dict[str, Any]:
-    """Parse a JSON object, or raise FormatError."""
+    """Parse a JSON object, or raise FormatError if it is another value, malformed or repeats a key."""
     try:
-        document = json.loads(content)
+        document = parse_unique(content)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(document, dict):
@@ -255,6 +261,18 @@ def _make_with_zarr(
     return document
 
 
+def get_attributes(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the attributes of metadata, or raise FormatError if they are not an object."""
+    attributes = document.get("attributes")
+    if attributes is None:
+        return {}
+    if not isinstance(attributes, dict):
+        raise FormatError(
+            f"{where}: the attributes of the {document.get('node_type', 'group')} are not an object"
+        )
+    return attributes
+
+
 def read_array_document(name: str, document: dict[str, Any], where: str) -> ArrayInfo:
     """Return the array that metadata describes.
 
@@ -263,12 +281,15 @@ def read_array_document(name: str, document: dict[str, Any], where: str) -> Arra
     """
     try:
         shape = torch.Size(document["shape"])
-        if any(size < 0 for size in shape):
-            raise ValueError(f"the shape is {list(shape)}")
+        if any(size < 0 for size in shape) or not all(type(size) is int for size in document["shape"]):
+            raise ValueError(f"the shape is {document['shape']!r:.200}")
+        _check_separator(document)
         kind = document.get("data_type")
         if not isinstance(kind, str):
             kind = None
-        logical = document.get("attributes", {}).get("td_dtype")
+        logical = get_attributes(document, f"{where}: {name!r}").get("td_dtype")
+        if logical is not None and not isinstance(logical, str):
+            raise TypeError(f"td_dtype is {logical!r:.100}")
         if kind in EXTENSIONS:
             logical, stand_in = kind, f"uint{8 * EXTENSIONS[kind].itemsize}"
             document = {**document, "data_type": stand_in, "fill_value": 0}
@@ -276,8 +297,23 @@ def read_array_document(name: str, document: dict[str, Any], where: str) -> Arra
         if kind in DTYPES and document["zarr_format"] == 3:
             return ArrayInfo(name, document, shape, DTYPES[kind], logical, _find_raw_chunk(document, shape))
         return ArrayInfo(name, document, shape, _find_dtype(document), logical)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise FormatError(f"{where}: the metadata of the array {name!r} is damaged: {error!r}") from error
+
+
+def _check_separator(document: Mapping[str, Any]) -> None:
+    """Raise ValueError if the names of chunks are not parts of the path of the array, so that they could leave the group."""
+    if document["zarr_format"] == 3:
+        encoding = document["chunk_key_encoding"]
+        if encoding["name"] not in ("default", "v2"):
+            raise ValueError(f"the encoding of the names of its chunks is {encoding['name']!r:.100}")
+        separator = (encoding.get("configuration") or {}).get("separator", "/")
+    else:
+        separator = document.get("dimension_separator") or "."
+    if separator not in (".", "/"):
+        raise ValueError(
+            f"the separator in the names of its chunks is {separator!r:.100}; expected '.' or '/'"
+        )
 
 
 def _find_raw_chunk(document: Mapping[str, Any], shape: torch.Size) -> str | None:

@@ -19,7 +19,8 @@ import zarr.storage
 from td_core.errors import FormatError, LockedError, TensorDictError
 
 from ._array_documents import NATIVE, ArrayInfo
-from ._zarr_objects import LocalObjects, Objects, gather, name_object, run
+from ._local_objects import LocalObjects
+from ._zarr_objects import Objects, gather, name_object, run
 
 try:
     import tensorstore
@@ -61,6 +62,8 @@ def open_array(objects: Objects, info: ArrayInfo, *, strict: bool) -> FastArray 
 
     The array must not be used by another process, and cannot be opened on the event loop.
     """
+    if isinstance(objects, LocalObjects):
+        objects.check_files(info.name)
     fast = _open_fast(objects, info, strict)
     if fast is not None:
         return FastArray(objects, info, fast)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,9 @@ from td_core.typing import SourceIndex
 
 from ._array_documents import ArrayInfo
 from ._array_engines import FastArray, SlowArray, open_array, wait_for_all
-from ._zarr_objects import LocalObjects, Objects
+from ._local_objects import LocalObjects
+from ._opened_arrays import OpenedArray
+from ._zarr_objects import Objects
 
 #: The most arrays, and about the most bytes, that are read or written at the same time.
 _BATCH, _BATCH_BYTES = 256, 1 << 26
@@ -80,7 +83,8 @@ class ChunkSource:
         assert info.dtype is not None
         self.objects, self.info, self.strict = objects, info, strict
         self.shape, self.dtype = info.shape, info.dtype
-        self._opened: tuple[int, FastArray | SlowArray] | None = None
+        self._current = OpenedArray(objects, info)
+        self._opened: tuple[int, ArrayInfo, FastArray | SlowArray] | None = None
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -97,10 +101,12 @@ class ChunkSource:
 
     @property
     def array(self) -> FastArray | SlowArray:
-        """The array of this process."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), open_array(self.objects, self.info, strict=self.strict)
-        return self._opened[1]
+        """The array of this process, with the rows that it has now; FormatError if it was replaced since it was opened."""
+        info, opened = self._current.find(), self._opened
+        if opened is None or opened[0] != os.getpid() or opened[1] is not info:
+            opened = os.getpid(), info, open_array(self.objects, info, strict=self.strict)
+            self._opened = opened
+        return opened[2]
 
     def read(self, index: SourceIndex) -> Tensor:
         """Read the chunks that a part of the array is in."""
@@ -108,16 +114,17 @@ class ChunkSource:
 
     def read_many(self, requests: Sequence[tuple[ChunkSource, SourceIndex]]) -> list[Tensor]:
         """Read parts of several arrays at the same time."""
-        for objects in {id(source.objects): source.objects for source, _ in requests}.values():
-            objects.check()
-
         found = wait_for_all([source.array.read(_as_selection(index)) for source, index in requests])
         return [as_tensor(item) for item in found]
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write the chunks that a part of the array is in; those that are written in part are read first."""
-        self.objects.check()
-        self.array.write(_as_selection(index), value.numpy())
+        with self.objects.hold():
+            self.array.write(_as_selection(index), value.numpy())
+
+    def hold(self) -> contextlib.AbstractContextManager[object]:
+        """Exclude other writers during a block."""
+        return self.objects.hold()
 
     def flush(self) -> None:
         """Do nothing: each write is complete when it returns."""
@@ -156,16 +163,12 @@ def map_raw(objects: LocalObjects, info: ArrayInfo, *, shared: bool = False, sma
     if not info.nbytes:
         return torch.empty(info.shape, dtype=info.dtype)
     key = f"{info.name}/{info.raw}"
-    path = objects.locate(key)
     try:
-        fd = os.open(
-            path,
-            (os.O_RDWR if shared else os.O_RDONLY) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0),
-        )
+        fd = objects.open_file(key, os.O_RDWR if shared else os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FormatError(f"{objects.where}: the chunk {key!r} is missing") from error
     except PermissionError as error:
-        raise LockedError(f"cannot write to {path!r}: {error.strerror}") from error
+        raise LockedError(f"cannot open {objects.locate(key)!r}: {error.strerror}") from error
     try:
         size = os.fstat(fd).st_size
         if size != info.nbytes:
@@ -181,20 +184,54 @@ def map_raw(objects: LocalObjects, info: ArrayInfo, *, shared: bool = False, sma
 
 @set_module("td_zarr.zarr_pickles")
 class RawSource(MappedSource):
-    """An array with one chunk that is opened for writing."""
+    """An array with one chunk, which is mapped; writes to a ``shared`` one reach the file.
 
-    def __init__(self, objects: LocalObjects, info: ArrayInfo) -> None:
+    After rows were appended, it has several chunks, and is read and written as such.
+    """
+
+    def __init__(self, objects: LocalObjects, info: ArrayInfo, shared: bool = True) -> None:
         assert info.dtype is not None
-        self.objects, self.info = objects, info
+        self.objects, self.info, self.shared = objects, info, shared
         self.shape, self.dtype = info.shape, info.dtype
-        self.path = objects.locate(f"{info.name}/{info.raw}")
+        self._key = f"{info.name}/{info.raw}"
+        self.path = objects.locate(self._key)
+        self._current = OpenedArray(objects, info)
+        self._chunks = ChunkSource(objects, info, strict=True)
+        #: What distinguishes the file that is mapped from one that replaces it.
+        self._version: object = None
 
     def __repr__(self) -> str:
         return f"RawSource({self.objects.where!r}, {self.info.name!r})"
 
     def __reduce__(self) -> Any:
-        return RawSource, (self.objects, self.info)
+        return RawSource, (self.objects, self.info, self.shared)
 
     def _open(self) -> Tensor:
-        self.objects.check()
-        return map_raw(self.objects, self.info, shared=True)
+        return map_raw(self.objects, self.info, shared=self.shared)
+
+    def map(self) -> Tensor | None:  # type: ignore[override]
+        """Return the array as memory, or None if it has several chunks now; FormatError if it was replaced."""
+        if self._current.find() is not self.info:
+            return None
+        version = self.objects.read_number(self._key)
+        if self._mapped is None or version != self._version:
+            self._mapped, self._version = self._open(), version
+        return self._mapped
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Return a copy of a part of the array."""
+        mapped = self.map()
+        return self._chunks.read(index) if mapped is None else mapped[index].clone()
+
+    def write(self, index: SourceIndex, value: Tensor) -> None:
+        """Write a part of the array into the file."""
+        with self.objects.hold():
+            mapped = self.map()
+            if mapped is None:
+                self._chunks.write(index, value)
+            else:
+                mapped[index] = value
+
+    def hold(self) -> contextlib.AbstractContextManager[object]:
+        """Exclude other writers during a block."""
+        return self.objects.hold()

@@ -16,8 +16,8 @@ from td_core.typing import Progress
 from ._array_documents import parse_json
 from ._chunk_access import map_raw, read_whole
 from ._group_header import GroupContent
+from ._local_objects import LocalObjects
 from ._read_collections import open_group
-from ._zarr_objects import LocalObjects
 
 
 def inspect(location: object, *, storage_options: dict[str, Any] | None = None) -> Tree:

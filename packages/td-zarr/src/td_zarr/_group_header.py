@@ -13,7 +13,14 @@ from td_core import Encoded
 from td_core.array_formats import compute_check, list_names
 from td_core.errors import FormatError
 
-from ._array_documents import INCOMPLETE, ArrayInfo, check_name, parse_json, read_array_document
+from ._array_documents import (
+    INCOMPLETE,
+    ArrayInfo,
+    check_name,
+    get_attributes,
+    parse_json,
+    read_array_document,
+)
 from ._dim_labels import LEVEL
 from ._foreign_groups import ForeignGroup
 from ._zarr_objects import Objects
@@ -56,10 +63,9 @@ def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bo
     Raises:
         FormatError: the metadata is damaged, or there is no group.
     """
+    version = objects.read_version()
     root = read_root(objects)
-    attributes = root.get("attributes") or {}
-    if not isinstance(attributes, dict):
-        raise FormatError(f"{objects.where}: the attributes of the group are not an object")
+    attributes = get_attributes(root, objects.where)
     if INCOMPLETE in attributes:
         raise FormatError(f"{objects.where}: a save to this group has not ended: save it again")
     if "td" not in attributes:
@@ -79,6 +85,8 @@ def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bo
         raise FormatError(
             f"{objects.where}: the td header does not describe the arrays of the group; another program changed shapes"
         )
+    # Changes of the metadata are noticed from now on.
+    objects.root, objects.version = root, version
     return GroupContent(objects, arrays, table, not header.get("sparse"), True)
 
 
@@ -118,8 +126,8 @@ def find_documents(
     """
     for name in names:
         check_name(name, objects.where)
-    consolidated = _get_consolidated(root)
-    result = {name: consolidated[name] for name in names if isinstance(consolidated.get(name), dict)}
+    consolidated = get_consolidated(root, objects.where)
+    result = {name: consolidated[name] for name in names if name in consolidated}
     missing = [name for name in names if name not in result]
     for name, content in zip(
         missing, objects.get_many([f"{name}/zarr.json" for name in missing]), strict=True
@@ -133,15 +141,21 @@ def find_documents(
     return {name: result[name] for name in names}
 
 
-def _get_consolidated(root: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = (root.get("consolidated_metadata") or {}).get("metadata")
-    return metadata if isinstance(metadata, dict) else {}
+def get_consolidated(root: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the metadata of all groups and arrays that a root has, by name; FormatError if it is malformed."""
+    consolidated = root.get("consolidated_metadata")
+    metadata = consolidated.get("metadata") if isinstance(consolidated, dict) else consolidated
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict) or not all(isinstance(item, dict) for item in metadata.values()):
+        raise FormatError(f"{where}: the consolidated metadata of its root is damaged")
+    return metadata
 
 
 def list_documents(objects: Objects, root: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """Return the metadata of all groups and arrays below a root of any version of the format, by name."""
     if root["zarr_format"] == 3:
-        consolidated = _get_consolidated(root)
+        consolidated = get_consolidated(root, objects.where)
         if not consolidated:
             names = sorted(
                 k.removesuffix("/zarr.json") for k in objects.list_keys() if k.endswith("/zarr.json")
@@ -179,6 +193,22 @@ def _list_old_documents(objects: Objects) -> dict[str, dict[str, Any]]:
         name, _, last = key.rpartition("/")
         if name and last in _OLD:
             attributes = found.get(f"{name}/.zattrs", {})
-            document = {**found[key], "attributes": attributes, "node_type": _OLD[last]}
-            result[check_name(name, objects.where)] = document
+            result[check_name(name, objects.where)] = _join_old(found[key], attributes, last, objects.where)
     return result
+
+
+def _join_old(document: object, attributes: object, file: str, where: str) -> dict[str, Any]:
+    """Return the metadata of a node of version 2 with its attributes and the type of the node in it."""
+    if not isinstance(document, dict) or not isinstance(attributes, dict):
+        raise FormatError(f"{where}: a {file} or .zattrs is not a JSON object")
+    return {**document, "attributes": attributes, "node_type": _OLD[file], "zarr_format": 2}
+
+
+def find_old_document(objects: Objects, name: str) -> dict[str, Any]:
+    """Return the metadata of an array of version 2, with its attributes; FormatError if it is missing."""
+    content, attributes = objects.get_many([f"{name}/.zarray", f"{name}/.zattrs"])
+    if content is None:
+        raise FormatError(f"{objects.where}: the array {name!r} is missing")
+    where = f"{objects.where}: {name}"
+    found = {} if attributes is None else parse_json(attributes, f"{where}/.zattrs")
+    return _join_old(parse_json(content, f"{where}/.zarray"), found, ".zarray", objects.where)

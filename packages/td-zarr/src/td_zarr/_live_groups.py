@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
@@ -22,9 +23,10 @@ from td_core.spi import Node, set_module
 
 from ._array_documents import NATIVE, ChunkOptions, join_names
 from ._group_header import GroupContent, list_documents, read_group, read_root
+from ._group_locations import find_local_path, find_objects
 from ._read_collections import Opener, open_collection, open_with_content
 from ._write_groups import PlannedGroup, dump_json, plan_group, save, write_entries
-from ._zarr_objects import Objects, find_local_path, find_objects
+from ._zarr_objects import Objects
 
 KeyPath = tuple[str, ...]
 
@@ -47,8 +49,9 @@ class _LiveGroup(LiveStore):
 
     def edit(self, change: Callable[[Encoded], Encoded], removed: KeyPath = ()) -> None:
         """Write the root with a changed table, then remove the groups and arrays that the entry ``removed`` had alone."""
-        group = self._read()
-        self._write_root(replace(group, table=change(group.table)), removed=removed)
+        with self.hold():
+            group = read_group(self.objects)
+            self._write_root(replace(group, table=change(group.table)), removed=removed)
 
     def check_entry(self, data: Node) -> None:
         """Raise CodecError if the only entry of a collection cannot be stored."""
@@ -56,17 +59,18 @@ class _LiveGroup(LiveStore):
 
     def add_entry(self, path: KeyPath, data: Node) -> None:
         """Write the arrays of the only entry of a collection, then the root."""
-        group = self._read()
         for above in reversed(path[:-1]):
             data = TensorDict({above: data})
-        planned = plan_group(data, ChunkOptions(**self.options), reserved=group.arrays)
-        entry = Encoded.of_header(planned.plan.header, group.where)
-        table = set_entry(group.table, path, entry, path)
-        self._write_root(replace(group, table=table, arrays={**group.arrays, **planned.arrays}), planned)
+        with self.hold():
+            group = read_group(self.objects)
+            planned = plan_group(data, ChunkOptions(**self.options), reserved=group.arrays)
+            entry = Encoded.of_header(planned.plan.header, group.where)
+            table = set_entry(group.table, path, entry, path)
+            self._write_root(replace(group, table=table, arrays={**group.arrays, **planned.arrays}), planned)
 
-    def _read(self) -> GroupContent:
-        self.objects.check()
-        return read_group(self.objects)
+    def hold(self) -> contextlib.AbstractContextManager[object]:
+        """Hold the lock of the group during a block."""
+        return self.objects.hold()
 
     def _write_root(
         self, group: GroupContent, planned: PlannedGroup | None = None, removed: KeyPath = ()

@@ -30,7 +30,8 @@ from td_core.typing import Progress
 from ._array_documents import ArrayInfo
 from ._chunk_access import ChunkSource, RawSource, map_raw, read_whole, rebuild_mapped
 from ._group_header import GroupContent, read_group
-from ._zarr_objects import LocalObjects, find_local_path, find_objects
+from ._group_locations import find_local_path, find_objects
+from ._local_objects import LocalObjects
 
 #: A load reads smaller chunks instead of mapping them: that is as fast, and a process has a limited number of mappings.
 _SMALL = 1 << 14
@@ -43,11 +44,13 @@ def open_group(
     *,
     allow_pickle: bool = False,
     stack_values: bool = True,
+    write: bool = False,
 ) -> Iterator[GroupContent]:
-    """Open a group for the duration of a block."""
+    """Open a group for the duration of a block; with ``write``, hold its lock."""
     objects = find_objects(location, storage_options)
     try:
-        yield read_group(objects, allow_pickle=allow_pickle, stack_values=stack_values)
+        with objects.hold() if write else contextlib.nullcontext():
+            yield read_group(objects, allow_pickle=allow_pickle, stack_values=stack_values)
     finally:
         objects.close()
 
@@ -188,6 +191,11 @@ class Reinterpreted:
     def flush(self) -> None:
         """Flush the array."""
         self.source.flush()
+
+    def hold(self) -> contextlib.AbstractContextManager[object]:
+        """Exclude other writers during a block."""
+        held: contextlib.AbstractContextManager[object] = self.source.hold()
+        return held
 
 
 def _check_writable(group: GroupContent, table: Encoded) -> None:

@@ -28,8 +28,11 @@ from ._array_documents import (
 )
 from ._chunk_access import write_arrays
 from ._dim_labels import describe_levels, describe_values, name_dims
+from ._group_locations import find_local_path, find_objects
+from ._group_locks import hold_directory
+from ._local_objects import LocalObjects
 from ._read_collections import open_collection
-from ._zarr_objects import LocalObjects, Objects, create_zip, find_local_path, find_objects
+from ._zarr_objects import Objects, create_zip
 
 
 def save(
@@ -241,8 +244,9 @@ def _replace(
     if path is None:
         objects = find_objects(location, storage_options)
         try:
-            _start(objects)
-            write(objects)
+            with objects.lock.hold():
+                _start(objects)
+                write(objects)
         finally:
             objects.close()
     elif path.endswith(".zip"):
@@ -256,7 +260,9 @@ def _replace(
         _check_replaceable(path)
         with NewDirectory(path) as folder:
             write(LocalObjects(folder.temporary))
-            folder.commit(durable=durable)
+            with hold_directory(folder.path):
+                _check_replaceable(path)  # again, since another program can have added arrays
+                folder.commit(durable=durable)
 
 
 def _start(objects: Objects) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import zarr
@@ -23,7 +21,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from td_core.errors import FormatError, MissingPluginError, TensorDictError
-from td_core.spi import NewFile, set_module
+from td_core.spi import open_regular, set_module
+
+from ._group_locks import GroupLock, lock_store
 
 ResultT = TypeVar("ResultT")
 
@@ -44,6 +44,10 @@ class Objects:
     where: str
     #: Whether objects cannot be written.
     is_read_only = False
+    #: What :meth:`read_version` returned when the header of td was read; None if the group has none.
+    version: object = None
+    #: The metadata of the root, if it was read again since then.
+    root: Mapping[str, Any] = {}
 
     def get(self, key: str) -> bytes | None:
         """Return the content of an object, or None if there is no object with this key."""
@@ -73,8 +77,28 @@ class Objects:
         """Remove all objects of some arrays and groups."""
         raise NotImplementedError
 
+    @property
+    def lock(self) -> GroupLock:
+        """The lock of the group."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the lock of the group during a block; raise FormatError if another save has replaced the group."""
+        with self.lock.hold():
+            self.check()
+            yield
+
     def check(self) -> None:
         """Raise FormatError if another save has replaced the group since it was opened."""
+
+    def replaced_error(self) -> FormatError:
+        """Return the error for a group that another save has replaced."""
+        return FormatError(f"{self.where} was replaced since it was opened: open it again")
+
+    def read_version(self, key: str = "zarr.json") -> object:
+        """Return what changes with an object that has metadata; None where changes cannot be noticed."""
+        return None
 
     @property
     def store(self) -> zarr.storage.StorePath:
@@ -83,100 +107,6 @@ class Objects:
 
     def close(self) -> None:
         """Close the store, if this object has opened it."""
-
-
-@set_module("td_zarr.zarr_pickles")
-class LocalObjects(Objects):
-    """The files below a directory."""
-
-    def __init__(self, path: str | os.PathLike[str], stamp: int | None = None) -> None:
-        self.path = self.where = os.path.abspath(path)
-        #: What distinguishes the directory from another one that is later saved under its name.
-        self.stamp = stamp
-        self._store: zarr.storage.StorePath | None = None
-
-    def __reduce__(self) -> Any:
-        return LocalObjects, (self.path, self.stamp)
-
-    def locate(self, key: str) -> str:
-        """Return the path of the file of an object."""
-        return os.path.join(self.path, *key.split("/"))
-
-    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Read files."""
-        return [_read_file(self.locate(key)) for key in keys]
-
-    def extend(self, key: str, size: int) -> None:
-        """Write a file of zeros, which takes no space on most file systems."""
-        self.put(key, [])
-        os.truncate(self.locate(key), size)
-
-    def put(self, key: str, buffers: Sequence[Any]) -> None:
-        """Write a file."""
-        path = self.locate(key)
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        with open(fd, "wb", buffering=0) as file:
-            for buffer in buffers:
-                view = memoryview(buffer).cast("B")
-                while len(view):
-                    view = view[file.write(view) :]
-
-    def replace(self, key: str, content: bytes) -> None:
-        """Write a file under another name, and rename it."""
-        with NewFile(self.locate(key)) as file:
-            file.write([content])
-            file.commit()
-
-    def list_keys(self) -> list[str]:
-        """List the files."""
-        return [
-            Path(folder, name).relative_to(self.path).as_posix()
-            for folder, _, names in os.walk(self.path)
-            for name in names
-        ]
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove directories."""
-        for name in names:
-            shutil.rmtree(self.locate(name), ignore_errors=True)
-
-    def check(self) -> None:
-        """Compare the directory with the one that was opened."""
-        if self.stamp is not None and self.read_stamp() != self.stamp:
-            raise FormatError(f"{self.where} was replaced since it was opened: open it again")
-
-    def pin(self) -> None:
-        """Note which directory is there now, and keep it open: while it is, no other one gets its number."""
-        if os.name != "nt":
-            fd = os.open(self.path, os.O_RDONLY)
-            weakref.finalize(self, os.close, fd)
-        self.stamp = self.read_stamp()
-
-    def read_stamp(self) -> int | None:
-        """Return the stamp of the directory that is there now, or None if there is none."""
-        try:
-            return os.stat(self.path).st_ino
-        except FileNotFoundError:
-            return None
-
-    @property
-    def store(self) -> zarr.storage.StorePath:
-        """The directory as a store of zarr."""
-        if self._store is None:
-            self._store = zarr.storage.StorePath(zarr.storage.LocalStore(self.path))
-        return self._store
-
-
-def _read_file(path: str) -> bytes | None:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.readall()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 @set_module("td_zarr.zarr_pickles")
@@ -195,6 +125,8 @@ class StoreObjects(Objects):
         self.where, self.make, self.prefix = where, make, prefix.strip("/")
         self.is_own, self.is_read_only = is_own, is_read_only
         self._opened: tuple[int, zarr.storage.StorePath] | None = None
+        self._lock: tuple[int, GroupLock] | None = None
+        self._saves = self.lock.saves
 
     def __reduce__(self) -> Any:
         make = partial(StoreObjects, is_own=self.is_own, is_read_only=self.is_read_only)
@@ -217,6 +149,33 @@ class StoreObjects(Objects):
             return None if buffer is None else buffer.to_bytes()
 
         return run(gather(map(read, keys)))
+
+    @property
+    def lock(self) -> GroupLock:
+        """The lock of the group in this process."""
+        if self._lock is None or self._lock[0] != os.getpid():
+            self._lock = os.getpid(), lock_store(self.where)
+            self._saves = self._lock[1].saves
+        return self._lock[1]
+
+    def check(self) -> None:
+        """Compare the number of the saves of this process with that of the opened group."""
+        if self.lock.saves != self._saves:
+            raise self.replaced_error()
+
+    def read_version(self, key: str = "zarr.json") -> object:
+        """Return the numbers of the saves and changes of this process."""
+        return self.lock.saves, self.lock.edits
+
+    def replace(self, key: str, content: bytes) -> None:
+        """Write an object, and note the change."""
+        self.put(key, [content])
+        self.lock.edits += 1
+
+    def start_save(self) -> None:
+        """Note that the group is replaced by what is written from now on."""
+        self.lock.saves += 1
+        self._saves = self.lock.saves
 
     def put(self, key: str, buffers: Sequence[Any]) -> None:
         """Write an object."""
@@ -256,6 +215,36 @@ class StoreObjects(Objects):
             self._opened = None
 
 
+@set_module("td_zarr.zarr_pickles")
+class ZipObjects(StoreObjects):
+    """The members of a zip file, which is opened for reading; ``stamp`` distinguishes it from one that replaces it."""
+
+    def __init__(self, path: str, stamp: tuple[int, ...] | None = None) -> None:
+        super().__init__(path, partial(open_zip, path), is_read_only=True)
+        fd = open_regular(path)
+        weakref.finalize(self, os.close, fd)  # while it is open, no other file gets its number
+        self.stamp = _get_stamp(os.fstat(fd)) if stamp is None else stamp
+
+    def __reduce__(self) -> Any:
+        return ZipObjects, (self.where, self.stamp)
+
+    def check(self) -> None:
+        """Compare the file with the one that was opened."""
+        if self.read_version() != self.stamp:
+            raise self.replaced_error()
+
+    def read_version(self, key: str = "zarr.json") -> object:
+        """Return the stamp of the file that is there now, or None if there is none."""
+        try:
+            return _get_stamp(os.stat(self.where))
+        except FileNotFoundError:
+            return None
+
+
+def _get_stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @contextlib.contextmanager
 def name_object(key: str) -> Iterator[None]:
     """Raise OSError for an error of another type of a file system, such as one of an HTTP library."""
@@ -278,47 +267,13 @@ async def gather(work: Iterable[Coroutine[object, object, ResultT]]) -> list[Res
     return await asyncio.gather(*map(wait, work))
 
 
-def find_local_path(location: object) -> str | None:
-    """Return the path of a location in the local file system, or None for another one."""
-    if isinstance(location, zarr.Group):
-        location = location.store_path
-    if isinstance(location, zarr.storage.StorePath) and isinstance(location.store, zarr.storage.LocalStore):
-        return os.fspath(Path(location.store.root, *location.path.split("/")))
-    if isinstance(location, zarr.storage.LocalStore):
-        return str(location.root)
-    if isinstance(location, os.PathLike) or (isinstance(location, str) and "://" not in location):
-        return os.fspath(location)
-    return None
-
-
-def find_objects(location: Any, storage_options: dict[str, Any] | None = None) -> Objects:
-    """Return the objects of the group at a location: a path, a URL, or an object of zarr.
-
-    Raises:
-        FileNotFoundError: there is nothing at a local path.
-        MissingPluginError: a URL needs fsspec, or a package of a file system.
-    """
-    path = find_local_path(location)
-    if path is not None and os.path.isdir(path):
-        objects = LocalObjects(path)
-        objects.pin()
-        return objects
-    if path is not None:
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"there is nothing at {path!r}")
-        return StoreObjects(path, partial(open_zip, path), is_read_only=True)
-    if isinstance(location, zarr.Group):
-        location = location.store_path
-    if isinstance(location, zarr.abc.store.Store):
-        location = zarr.storage.StorePath(location)
-    if isinstance(location, zarr.storage.StorePath):
-        return StoreObjects(str(location), partial(return_store, location.store), location.path, is_own=False)
-    return StoreObjects(location, partial(open_url, location, storage_options))
-
-
 @set_module("td_zarr.zarr_pickles")
 def return_store(store: zarr.abc.store.Store) -> zarr.abc.store.Store:
-    """Return a store that the caller of td has opened."""
+    """Return a store of the caller of td, who closes it; open it if it opens itself at its first use."""
+    if not store._is_open:
+        if hasattr(store, "_zf"):  # to open a zip file again that was written would empty it
+            raise ValueError(f"the store {store} is closed: make another one, for reading with mode='r'")
+        run(store._open())
     return store
 
 

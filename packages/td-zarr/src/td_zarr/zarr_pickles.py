@@ -10,10 +10,11 @@ True
 from ._array_documents import ArrayInfo
 from ._chunk_access import ChunkSource, RawSource, rebuild_mapped, rebuild_source
 from ._live_groups import rebuild_live
+from ._local_objects import LocalObjects
 from ._read_collections import Reinterpreted, finish_place
-from ._zarr_objects import LocalObjects, StoreObjects, open_url, open_zip, return_store
+from ._zarr_objects import StoreObjects, ZipObjects, open_url, open_zip, return_store
 
 __all__ = [
-    "ArrayInfo", "ChunkSource", "LocalObjects", "RawSource", "Reinterpreted", "StoreObjects", "finish_place", "open_url",
-    "open_zip", "rebuild_live", "rebuild_mapped", "rebuild_source", "return_store",
+    "ArrayInfo", "ChunkSource", "LocalObjects", "RawSource", "Reinterpreted", "StoreObjects", "ZipObjects", "finish_place",
+    "open_url", "open_zip", "rebuild_live", "rebuild_mapped", "rebuild_source", "return_store",
 ]  # fmt: skip

@@ -1,0 +1,229 @@
+"""The objects of a group in a local directory: its files, none of which is outside of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zarr
+import zarr.storage
+
+from td_core.errors import FormatError
+from td_core.spi import NewFile, set_module
+
+from ._group_locks import GroupLock, lock_directory
+from ._zarr_objects import Objects
+
+#: A link is opened by the path that it leads to, and a pipe is not waited for.
+_FLAGS = (
+    getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+
+
+@set_module("td_zarr.zarr_pickles")
+class LocalObjects(Objects):
+    """The files below a directory.
+
+    Attributes:
+        path: the directory.
+        stamp: what distinguishes it from another one that is later saved under its name.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], stamp: int | None = None, version: object = None
+    ) -> None:
+        self.path = self.where = os.path.abspath(path)
+        self.stamp, self.version = stamp, version
+        self._store: zarr.storage.StorePath | None = None
+        self._lock: tuple[int, GroupLock] | None = None
+        #: The names in a folder that are links, and the arrays whose files were looked at.
+        self._links: dict[str, frozenset[str]] = {}
+        self._checked: set[str] = set()
+
+    def __reduce__(self) -> Any:
+        return LocalObjects, (self.path, self.stamp, self.version)
+
+    def locate(self, key: str) -> str:
+        """Return the path of the file of an object."""
+        return os.path.join(self.path, *key.split("/"))
+
+    def open_file(self, key: str, flags: int = os.O_RDONLY) -> int:
+        """Open the file of an object.
+
+        Raises:
+            FormatError: the file is outside of the group, or is not a regular one.
+            FileNotFoundError: there is none.
+        """
+        path = self._find_inside(key)
+        try:
+            fd = os.open(path, flags | _FLAGS, 0o666)
+        except OSError as error:
+            if error.errno in (errno.EISDIR, errno.ENXIO):
+                raise self._irregular_error(path) from error
+            if error.errno not in (errno.ELOOP, errno.EMLINK):
+                raise
+            fd = os.open(self._resolve(path), flags | _FLAGS, 0o666)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise self._irregular_error(path)
+        return fd
+
+    def _find_inside(self, key: str) -> str:
+        """Return the path of an object; raise FormatError if a folder above it is a link that leads out of the group."""
+        parts = key.split("/")
+        folder = ""
+        for part in parts[:-1]:
+            if part in self._list_links(folder):
+                self._resolve(self.locate(f"{folder}{part}"))
+            folder = f"{folder}{part}/"
+        return os.path.join(self.path, *parts)
+
+    def _list_links(self, folder: str) -> frozenset[str]:
+        links = self._links.get(folder)
+        if links is None:
+            try:
+                with os.scandir(os.path.join(self.path, folder)) as entries:
+                    links = frozenset(entry.name for entry in entries if entry.is_symlink())
+            except (FileNotFoundError, NotADirectoryError):
+                return frozenset()
+            self._links[folder] = links
+        return links
+
+    def _resolve(self, path: str) -> str:
+        """Return the path that a link leads to."""
+        target = os.path.realpath(path)
+        if not target.startswith(os.path.join(os.path.realpath(self.path), "")):
+            raise FormatError(f"{self.where}: {path!r} is a link that leads out of the group")
+        return target
+
+    def _irregular_error(self, path: str) -> FormatError:
+        return FormatError(f"{self.where}: {path!r} is not a regular file")
+
+    def check_files(self, name: str) -> None:
+        """Raise FormatError for a file of an array that :meth:`open_file` refuses; a library opens them by their paths."""
+        if name in self._checked:
+            return
+        self._find_inside(f"{name}/")
+        todo, links = [self.locate(name)], set()
+        while todo:
+            try:
+                entries = os.scandir(todo.pop())
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            with entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        path = self._resolve(entry.path)
+                        if path in links:
+                            continue
+                        links.add(path)
+                    if entry.is_dir():
+                        todo.append(entry.path)
+                    elif not entry.is_file():
+                        raise self._irregular_error(entry.path)
+        self._checked.add(name)
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Read files."""
+        return [self._read(key) for key in keys]
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            fd = self.open_file(key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with open(fd, "rb", buffering=0) as file:
+            return file.readall()
+
+    def extend(self, key: str, size: int) -> None:
+        """Write a file of zeros, which takes no space on most file systems."""
+        self.put(key, [])
+        os.truncate(self.locate(key), size)
+
+    def put(self, key: str, buffers: Sequence[Any]) -> None:
+        """Write a file."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            fd = self.open_file(key, flags)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(self.locate(key)), exist_ok=True)
+            fd = self.open_file(key, flags)
+        with open(fd, "wb", buffering=0) as file:
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")
+                while len(view):
+                    view = view[file.write(view) :]
+
+    def replace(self, key: str, content: bytes) -> None:
+        """Write a file under another name, and rename it."""
+        with NewFile(self._find_inside(key)) as file:
+            file.write([content])
+            file.commit()
+
+    def list_keys(self) -> list[str]:
+        """List the files."""
+        return [
+            Path(folder, name).relative_to(self.path).as_posix()
+            for folder, _, names in os.walk(self.path)
+            for name in names
+        ]
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove directories."""
+        for name in names:
+            shutil.rmtree(self._find_inside(name), ignore_errors=True)
+            self._checked.discard(name)
+
+    @property
+    def lock(self) -> GroupLock:
+        """The lock of the directory, opened by this process."""
+        if self._lock is None or self._lock[0] != os.getpid():
+            self._lock = os.getpid(), lock_directory(self.path)
+        return self._lock[1]
+
+    def check(self) -> None:
+        """Compare the directory with the one that was opened."""
+        if self.stamp is not None and self.read_stamp() != self.stamp:
+            raise self.replaced_error()
+
+    def pin(self) -> None:
+        """Note which directory is there now, and keep it open: while it is, no other one gets its number."""
+        self._lock = os.getpid(), lock_directory(self.path)
+        self.stamp = self.read_stamp()
+
+    def read_stamp(self) -> int | None:
+        """Return the stamp of the directory that is there now, or None if there is none."""
+        try:
+            return os.stat(self.path).st_ino
+        except FileNotFoundError:
+            return None
+
+    def read_version(self, key: str = "zarr.json") -> object:
+        """Return the number, time and size of the file of an object; None if there is none."""
+        try:
+            status = os.stat(os.path.join(self.path, key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def read_number(self, key: str) -> int | None:
+        """Return the number of the file of an object; None if there is none."""
+        try:
+            return os.stat(os.path.join(self.path, key)).st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    @property
+    def store(self) -> zarr.storage.StorePath:
+        """The directory as a store of zarr."""
+        if self._store is None:
+            self._store = zarr.storage.StorePath(zarr.storage.LocalStore(self.path))
+        return self._store
