@@ -14,10 +14,13 @@ from td_core.array_formats import (
     ArrayPlan,
     build_collection,
     compute_check,
+    get_stored,
     list_names,
     make_array_plan,
     restore,
+    view_mapped,
 )
+from td_core.spi import STORABLE
 
 NATIVE = {torch.float32, torch.float16, torch.int64, torch.uint8, torch.uint16}
 
@@ -45,6 +48,22 @@ DTYPES = [
     (torch.float8_e5m2, torch.uint8, (3,)),
     (torch.complex64, torch.float32, (3, 2)),
 ]
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in STORABLE.values() if "bits" not in str(dtype)], ids=str)
+@pytest.mark.parametrize("native", [(), (torch.float32, torch.float64, torch.complex64, torch.int64)])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_leaf_at_any_byte_of_a_mapped_file_is_aligned(dtype: torch.dtype, native: Any) -> None:
+    stored, shape = get_stored(dtype, (3,), native)
+    content = torch.arange(256, dtype=torch.uint8) % 2
+    storage, size = content.untyped_storage(), 3 * dtype.itemsize
+    for offset in range(64):
+        place = "a" if dtype == stored else {"tensor": "a", "dtype": str(dtype)}
+        leaf = restore(place, lambda _, begin=offset: view_mapped(storage, stored, shape, begin))
+        assert (leaf.dtype, leaf.shape) == (dtype, (3,))
+        assert leaf.data_ptr() % dtype.itemsize == 0
+        found = torch.empty(0, dtype=torch.uint8).set_(leaf.untyped_storage())
+        assert torch.equal(found[leaf.storage_offset() * dtype.itemsize :][:size], content[offset:][:size])
 
 
 @pytest.mark.parametrize(("dtype", "stored", "shape"), DTYPES, ids=str)

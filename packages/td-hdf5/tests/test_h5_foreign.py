@@ -308,3 +308,17 @@ def test_elements_that_another_program_wrote_are_loaded(path: Path, td: TensorDi
     with h5py.File(path, "r+") as file:
         file["a"][1] = 0
     assert load(path)["a"][1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex64, torch.float64, torch.int16], ids=str)
+def test_leaf_at_any_byte_of_a_file_is_aligned(dtype: torch.dtype, path: Path) -> None:
+    elements = torch.arange(300).to(dtype)
+    starts = set()
+    for pad in range(1, 65):
+        with h5py.File(path, "w") as file:
+            file["pad"] = np.zeros(pad, np.uint8)
+            starts.add(file.create_dataset("x", data=elements.numpy()).id.get_offset() % 16)
+        for leaf in (load(path)["x"], td_core.open(path, mode="r+")["x"].clone()):
+            assert leaf.data_ptr() % dtype.itemsize == 0
+            assert torch.equal(leaf, elements)
+    assert len(starts) > 8

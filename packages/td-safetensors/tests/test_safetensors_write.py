@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from td_core import (
     load,
 )
 from td_core.errors import UnsupportedOperationError
+from td_core.spi import STORABLE
 from td_core.testing import SourceTests
 from td_safetensors import save
 from td_safetensors._open import FileSource
@@ -105,7 +107,7 @@ def test_open_for_writing_other_content_raises(leaf: Any, options: Any, message:
 def test_open_for_writing_unaligned_file_raises(path: Path) -> None:
     text = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F64","shape":[1],"data_offsets":[1,9]}}'
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(9))
-    with pytest.raises(FormatError, match="'b' is not aligned, so it cannot be written in place"):
+    with pytest.raises(FormatError, match="'b' is not aligned for torch.float64, so it cannot be written"):
         td_core.open(path, mode="r+")["b"].zero_()
 
 
@@ -162,3 +164,32 @@ def test_append_raises_with_what_to_do(path: Path, td: TensorDict) -> None:
     save(td, path)
     with pytest.raises(UnsupportedOperationError, match=r"'safetensors' does not implement append\(\)"):
         td_core.append(td, path)
+
+
+#: The dtypes that torch can view as bytes.
+DTYPES = [dtype for dtype in STORABLE.values() if not re.search(r"bits|int[1-7]$", str(dtype))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_leaf_at_any_byte_of_a_file_is_aligned(dtype: torch.dtype, path: Path) -> None:
+    content = (torch.arange(4 * dtype.itemsize, dtype=torch.uint8) % 2).view(4, -1)
+    save(TensorDict({"x": content.view(dtype)[:, 0]}), path)
+    file = path.read_bytes()
+    end = 8 + int.from_bytes(file[:8], "little")
+    for offset in range(64):
+        length = (end - 8 + offset).to_bytes(8, "little")
+        path.write_bytes(length + file[8:end] + b" " * offset + file[end:])
+        found = [load(path)]
+        if offset in (1, 8, 16):
+            found += [load(path, strategy="read"), td_core.open(path), td_core.open(path, mode="c")]
+            source = td_core.open(path, mode="r+")["x"].source
+            if offset % dtype.itemsize == 0:
+                assert source.map().data_ptr() % dtype.itemsize == 0
+            else:
+                with pytest.raises(FormatError, match=f"'x' is not aligned for {dtype}, so it cannot be"):
+                    source.map()
+        for leaf in (data["x"] for data in found):
+            assert leaf.dtype == dtype
+            assert leaf.data_ptr() % dtype.itemsize == 0
+            assert torch.equal(leaf.view(torch.uint8).view(4, -1), content)

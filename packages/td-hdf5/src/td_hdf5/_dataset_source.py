@@ -117,7 +117,7 @@ class DatasetSource:
             with self.file.use() as file, convert_errors(repr(self)):
                 dataset = self._find(file)
                 self._offset = locate(dataset, self._stored, file.get_filesize())
-                if self._offset is not None and self._offset % self._stored.dtype.itemsize:
+                if self._offset is not None and self._offset % self.dtype.itemsize:
                     self._offset = None
                 self._mapped.clear()
                 self._structure = self.file.structure

@@ -34,13 +34,10 @@ class File:
 
     def map(self, name: str, array: Array) -> Tensor:
         """Return a tensor of the file, mapped; raise FormatError if this torch lacks its dtype."""
-        dtype = get_dtype(name, array)
+        get_dtype(name, array)
         if self._mapped is None:
             self._mapped = map_file(self.fd, shared=self.shared)
-        begin = self.header.start + array.begin
-        if self.shared and begin % dtype.itemsize:
-            raise FormatError(f"{self.path}: {name!r} is not aligned, so it cannot be written in place")
-        return view_storage(self._mapped, array, begin)
+        return view_storage(self._mapped, array, self.header.start + array.begin)
 
 
 def view_storage(storage: torch.UntypedStorage, array: Array, begin: int) -> Tensor:

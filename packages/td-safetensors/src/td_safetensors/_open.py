@@ -148,7 +148,13 @@ def _map_again(path: str, stamp: Stamp, place: Place, *, shared: bool = False) -
         if _stamp(fd, written=shared) != stamp:
             raise FormatError(f"{path} was replaced since it was opened: open it again")
         file = open_file(path, fd, shared=shared)
-        return restore(place, lambda name: file.map(name, file.header.arrays[name]))
+        leaf = restore(place, lambda name: file.map(name, file.header.arrays[name]))
+        for name in list_names(place) if shared else ():
+            if (file.header.start + file.header.arrays[name].begin) % leaf.dtype.itemsize:  # it is a copy
+                raise FormatError(
+                    f"{path}: {name!r} is not aligned for {leaf.dtype}, so it cannot be written in place"
+                )
+        return leaf
 
 
 @set_module("td_safetensors.safetensors_pickles")

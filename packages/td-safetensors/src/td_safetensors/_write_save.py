@@ -165,7 +165,7 @@ def _write_file(
 
 def _place(stored: dict[str, PlannedArray]) -> list[tuple[str, Array, PlannedArray]]:
     """Return the tensors with their positions in the file, those of wide dtypes first, so that all are aligned."""
-    ordered = sorted(stored.items(), key=lambda item: -item[1].dtype.itemsize)
+    ordered = sorted(stored.items(), key=lambda item: -(item[1].logical or item[1].dtype).itemsize)
     position, result = 0, []
     for name, item in ordered:
         size = item.nbytes

@@ -176,8 +176,13 @@ def _restore_converted(place: Place, read: Callable[[str], Tensor]) -> Tensor:
         dtype = STORABLE[place["dtype"]]
         if tensor.dtype != get_stored(dtype, ())[0]:
             raise ValueError(f"its array has the dtype {tensor.dtype}")
-        tensor = torch.view_as_complex(tensor) if dtype in _PAIRS else tensor.view(dtype)
+        tensor = _view_pairs(tensor, dtype) if dtype in _PAIRS else tensor.view(dtype)
     return tensor.expand(place["expand"]) if "expand" in place else tensor
+
+
+def _view_pairs(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """View pairs of numbers as complex ones; a copy if these are not aligned, since torch would crash on them."""
+    return torch.view_as_complex(tensor.clone() if tensor.data_ptr() % dtype.itemsize else tensor)
 
 
 #: Per field of a place, the function that restores the leaf.
