@@ -92,6 +92,10 @@ class ShapePlan:
         """Compute the batch size of the result from that of a node."""
         return torch.Size(self.lead + size[self.n :])
 
+    def apply_unbatched(self, value: Tensor) -> Tensor:
+        """Return the result for a tensor that stands for the whole batch and has no batch dims."""
+        return value
+
     def rename_dims(self, names: Names | None) -> Names | None:
         """Compute the dim names of the result from those of a node."""
         if names is None:

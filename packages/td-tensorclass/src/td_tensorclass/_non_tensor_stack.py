@@ -442,7 +442,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _transform(self, plan: ShapePlan) -> Any:
         if plan.creates_values:
             maps = plan.locate(self._batch_size)
-            return self._pad_values(*maps[0]) if maps else self._kept(plan, plan.lead)
+            return self._pad_values(*maps[0], plan) if maps else self._kept(plan, plan.lead)
         return self._gather_parts(plan)[0]
 
     def _transform_multi(self, plan: MultiPlan) -> tuple[Any, ...]:
@@ -450,11 +450,13 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             return tuple(self._kept(plan, lead) for lead in plan.leads)
         return tuple(self._gather_parts(plan))
 
-    def _pad_values(self, places: Sequence[int], size: tuple[int, ...]) -> Self:
+    def _pad_values(self, places: Sequence[int], size: tuple[int, ...], plan: ShapePlan) -> Any:
         """Build a padded stack from the position of each value; padding elements, at position -1, become None."""
         self._check_whole()
-        values = [None if i < 0 else self._values[i] for i in places]
-        return self._of(values, torch.Size(size), self._device, self._names)
+        known = self._values
+        values = [None if i < 0 else known[i] for i in places]
+        stack = self._of(values, torch.Size(size), self._device, plan.rename_dims(self._names))
+        return stack if size else NonTensorData._of_stack(stack, [0])[0]
 
     def _kept(self, plan: ShapePlan, lead: tuple[int, ...]) -> Self:
         """Copy the stack for an operation that computes new numbers, such as a sum. Raise if it changes the batch size."""

@@ -228,7 +228,8 @@ class UnbatchedNode(ValueNode, TensorCollection):
         out.append(value.reshape(()))
 
     def _transform(self, plan: ShapePlan) -> Self:
-        return self._with(self._payload, plan.resize_batch(self._batch_size))
+        payload = self._payload
+        return self._with(plan.apply_unbatched(payload), plan.resize_batch(self._batch_size))
 
     def _transform_multi(self, plan: MultiPlan) -> tuple[Self, ...]:
         tail = self._batch_size[plan.n :]

@@ -21,7 +21,7 @@ from .._collection import (
 )
 from .._devices import as_device, set_device_labels
 from .._dtypes import as_dtype
-from .._plan_steps import Shape
+from .._plan_steps import GatherMap, Shape
 from .._plans import WholePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
@@ -36,23 +36,29 @@ from .operands import CoreT, raise_at_leaf, transform
 class NewBatch(WholePlan):
     """Plan that makes new leaves of another batch size with the feature dims of the old leaves."""
 
-    __slots__ = ()
+    __slots__ = ("make",)
     creates_values = True
 
     def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
         n = len(old)
         super().__init__(old, new, lambda leaf: make(leaf, (*new, *leaf.shape[n:])))
+        self.make = make
+
+    def apply_unbatched(self, value: Tensor) -> Tensor:
+        """Make a new tensor of the same shape."""
+        return self.make(value, tuple(value.shape))
+
+    def locate(self, size: Shape, device: torch.device | None = None) -> list[GatherMap]:
+        """Return no position, so that values stay, for an equal batch size, and otherwise -1 for each element: None."""
+        new = (*self.lead, *size[self.n :])
+        return [] if new == size else [([-1] * torch.Size(new).numel(), new)]
 
 
 class NewEmptyStacks(NewBatch):
     """Plan that makes new leaves, but replaces each lazy stack by one whose members have no leaves."""
 
-    __slots__ = ("make",)
+    __slots__ = ()
     empties_stacks = True
-
-    def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
-        super().__init__(old, new, make)
-        self.make = make
 
     def of_member(self, old: Shape, new: Shape) -> NewEmptyStacks:
         """Return the plan for a member without leaves of a new lazy stack."""
@@ -314,6 +320,9 @@ class CastingMixin(DeviceMixin):
         empty_lazy: bool = False,
     ) -> Self:
         """Create a collection of the same structure with another batch size, filled with zeros.
+
+        Non-tensor data with one value for the whole batch keeps it. One value per element becomes None, unless the batch size
+        is the old one. The tensor of an ``UnbatchedTensor`` keeps its shape.
 
         Args:
             *size: the batch size.
