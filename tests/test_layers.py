@@ -59,6 +59,7 @@ LAYERS = [
         "_background",
         "_command_line",
         "_regular_files",
+        "_file_identity",
         "_temporary_files",
     ],
     ["_value_types", "_value_codec"],

@@ -390,6 +390,8 @@ def _find_mapped(view: StoredTensor) -> Tensor | None:
     mapped: Tensor | None = None if get_mapped is None else get_mapped()
     if mapped is None or not mapped.is_contiguous():
         return None
+    if view.shape == mapped.shape and view.is_contiguous():
+        return mapped
     offset = int(mapped.storage_offset()) + int(view.storage_offset())
     return mapped.as_strided(view.shape, view.stride(), offset)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import h5py
@@ -13,7 +14,7 @@ from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperatio
 from td_core.spi import show_path
 
 from ._datasets import NATIVE, find_array, read_header, write_header, write_part
-from ._h5_files import Location, StoreFile, find_filename
+from ._h5_files import Location, StoreFile, find_filename, open_path
 from ._read_h5 import Save, load, open_save
 from ._write_h5 import save
 
@@ -39,6 +40,15 @@ def append(rows: Any, path: Location) -> None:
     >>> load("data.h5")["a"]
     tensor([0, 1, 2, 1, 2])
     """
+    if isinstance(path, h5py.Group):
+        _append(rows, path)
+        return
+    # Another process must not add rows between the read of the old ones and the write of all.
+    with open_path(os.fspath(path), write=True):
+        _append(rows, path)
+
+
+def _append(rows: Any, path: Location) -> None:
     place = find_filename(path)
     like = load(path, device="meta")
     with open_save(path) as found:

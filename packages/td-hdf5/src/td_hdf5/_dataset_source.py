@@ -39,7 +39,7 @@ class DatasetSource:
 
     Args:
         path: the file.
-        identity: device and inode of the file; None for the file that is now at the path.
+        identity: device, inode and time of birth of the file; None for the file that is now at the path.
         name: name of the dataset.
         shape: shape of the leaf.
         dtype: dtype of the leaf. HDF5 lacks some, whose elements are stored as integers or as pairs.
@@ -50,8 +50,10 @@ class DatasetSource:
     tensor([[2, 3]])
     """
 
-    def __init__(self, path: str, identity: Any, name: str, shape: Any, dtype: torch.dtype) -> None:
-        self.file = StoreFile.at(path, None if identity is None else tuple(identity))
+    def __init__(
+        self, path: str | StoreFile, identity: Any, name: str, shape: Any, dtype: torch.dtype
+    ) -> None:
+        self.file = path if isinstance(path, StoreFile) else StoreFile.at(path, identity)
         self.name, self.shape, self.dtype = name, torch.Size(shape), dtype
         self._stored = Array(*get_stored(dtype, tuple(shape), NATIVE))
         self._mapped: dict[bool, Tensor] = {}
@@ -78,6 +80,8 @@ class DatasetSource:
     def read(self, index: SourceIndex) -> Tensor:
         """Return a copy of a part of the leaf."""
         full = self._extend(index)
+        if self._offset is not None:
+            self.file.notice()
         mapped = self._map(shared=False)
         if mapped is not None:
             part = mapped[full]
@@ -90,15 +94,20 @@ class DatasetSource:
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write a part of the leaf into the file."""
         full, value = self._extend(index), as_signed(as_storable(value, NATIVE))
-        mapped = self._map(shared=True)
-        if mapped is not None:
-            mapped[full] = value
-            return
+        if self._map(shared=True) is not None:
+            # Another process cannot move the dataset while the file is locked.
+            with self.file.use(maps=True):
+                mapped = self._map(shared=True)
+                if mapped is not None:
+                    mapped[full] = value
+                    return
         with self.file.use(write=True) as file:
             _write_dataset(self._find(file), full, value, self._stored.dtype)
 
     def map(self) -> Tensor | None:
         """Return the leaf as memory that is mapped from the file, or None if its dataset has chunks."""
+        if self._offset is not None:
+            self.file.notice()
         if self._leaf_structure != self.file.structure:
             self._leaf = None
             mapped = self._map(shared=os.access(self.file.path, os.W_OK))

@@ -2,17 +2,20 @@
 
 HDF5 caches metadata and chunks of a file in the process. So a handle is closed before a fork, and opened again where it is
 used. Each operation locks the file, as HDF5 itself does, and opens it again if another process has changed it meanwhile;
-each write is flushed before the lock is released. Between two operations the file is not locked.
+each write is flushed before the lock is released. Between two operations the file is not locked. HDF5 also writes when it
+closes a file, and would put its old superblock over that of another process: then it gets another descriptor before.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import h5py
@@ -25,9 +28,14 @@ except ImportError:  # Windows
 
 from td_core.array_formats import map_file, sync_file
 from td_core.errors import FormatError, TensorDictError
+from td_core.spi import FileIdentity, check_regular, identify_file, open_regular
 
 #: Longest time to wait for another program that has the file open for writing, in seconds.
 _PATIENCE = 10.0
+#: The most times that a file is opened again because a save has replaced it meanwhile.
+_ATTEMPTS = 100
+#: What a block has changed: nothing, elements through a mapping, or what HDF5 caches.
+_NOTHING, _MAPPED, _CACHED = range(3)
 #: The errors that h5py raises for damaged files.
 H5_ERRORS = (
     OSError,
@@ -90,9 +98,7 @@ def open_by_path(path: str, *, write: bool = False) -> Any:
         FormatError: the file is damaged, or is not an HDF5 file.
         BlockingIOError: another program keeps it open.
     """
-    os.stat(path)  # raises FileNotFoundError, which h5py does not
-    if os.path.isdir(path):
-        raise FormatError(f"{path} is a directory, not an HDF5 file")
+    _check_file(path)
     flags = h5py.h5f.ACC_RDWR if write else h5py.h5f.ACC_RDONLY
     end = time.monotonic() + _PATIENCE
     while True:
@@ -114,6 +120,13 @@ def open_by_path(path: str, *, write: bool = False) -> Any:
             raise FormatError(f"{path} is not an HDF5 file, or is damaged: {text}") from error
 
 
+def _check_file(path: str) -> os.stat_result:
+    """Return the status of a file; raise FileNotFoundError, which h5py does not, or FormatError for what is no file."""
+    if os.path.isdir(path):
+        raise FormatError(f"{path} is a directory, not an HDF5 file")
+    return check_regular(path)
+
+
 def _make_busy_error(path: str) -> BlockingIOError:
     return BlockingIOError(
         f"{path} is in use: another program, or an h5py.File of this one, has it open for writing; close it there"
@@ -129,21 +142,46 @@ def close_file(file: Any) -> None:
     file.close()
 
 
+def _discard_file(file: Any, fd: int) -> None:
+    """Close a file whose content another process has changed: what HDF5 writes at its end goes into another file."""
+    with tempfile.TemporaryFile(buffering=0) as nowhere:
+        os.dup2(nowhere.fileno(), fd, inheritable=False)
+        with contextlib.suppress(*H5_ERRORS):
+            close_file(file)
+
+
 def is_mappable(file: Any) -> bool:
     """Return True if an open file is one in the file system, whose bytes are where HDF5 says."""
     return bool(file.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
-@contextlib.contextmanager
-def open_path(path: str) -> Iterator[Any]:
-    """Open an HDF5 file for reading during a block."""
-    file = open_by_path(path)
+def map_anew(file: Any, path: str) -> torch.UntypedStorage | None:
+    """Map an open file privately, or return None if another one is at the path now."""
+    fd = open_regular(path)  # a mapping of the descriptor of HDF5 would keep the lock of the file
     try:
-        yield file
+        same = os.path.samestat(os.fstat(fd), os.fstat(file.get_vfd_handle()))
+        return map_file(fd) if same else None
     finally:
-        if is_mappable(file):
-            _unlock(file.get_vfd_handle())  # a mapping of the file would keep its lock
-        close_file(file)
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def open_path(path: str, *, write: bool = False) -> Iterator[Any]:
+    """Lock the file that is at a path now, during a block, and pass its ``FileID``."""
+    with contextlib.ExitStack() as stack:
+        for attempt in range(_ATTEMPTS):
+            file = StoreFile.at(path)
+            try:
+                with contextlib.ExitStack() as opened:
+                    if not file.is_open:
+                        opened.callback(file.close)
+                    result = opened.enter_context(file.use(write=write))
+                    stack.push(opened.pop_all())
+                    break
+            except ReplacedError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+        yield result
 
 
 def _unlock(fd: int) -> None:
@@ -152,81 +190,151 @@ def _unlock(fd: int) -> None:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
 
+class ReplacedError(FormatError):
+    """Another file was saved under the path of a file."""
+
+
+#: What changes with the content of a file: time and size; and with its inode alone: time and number of names.
+Stamp = tuple[int, int, int, int]
+
+
+def _make_stamp(status: os.stat_result) -> Stamp:
+    return status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_nlink
+
+
 class StoreFile:
-    """A file that this process keeps open. :meth:`at` returns the same object for the same file.
+    """A file of which this process reads and writes parts. :meth:`at` returns the same object for the same file.
 
     Attributes:
-        path: absolute path.
-        identity: device and inode, which differ after another file was saved under the path.
-        structure: number of the changes of the structure by this process, after which datasets are looked up again.
+        path: absolute path, links resolved.
+        identity: device, inode and time of birth, which differ after another file was saved under the path.
+        structure: number of the changes of the structure, after which datasets are looked up again.
         content: what the header describes, if it was read since the file was opened.
     """
 
-    def __init__(self, path: str, identity: tuple[int, int]) -> None:
+    def __init__(self, path: str, identity: FileIdentity) -> None:
         self.path, self.identity, self.structure = path, identity, 0
         self._lock = threading.RLock()
         self._file: Any = None
-        self._fd = -1
-        self._is_writable = self._is_used = False
-        self._stamp: tuple[int, int] | None = None
+        self._fd = self._map_fd = -1
+        self._is_writable = self._is_marked = self._is_used = False
+        self._change = _NOTHING
+        self._stamp: Stamp | None = None
         self._maps: dict[bool, torch.UntypedStorage] = {}
+        #: A mapped byte of the file, during whose life no other file gets its inode.
+        self._pin: torch.UntypedStorage | None = None
         self.content: Any = None
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str], identity: tuple[int, int] | None = None) -> StoreFile:
+    def at(cls, path: str | os.PathLike[str], identity: Sequence[Any] | None = None) -> StoreFile:
         """Return the file at a path; with ``identity``, the file that was there when it was opened."""
-        path = os.path.abspath(path)
+        path = os.path.realpath(path)
         if identity is None:
-            status = os.stat(path)
-            identity = status.st_dev, status.st_ino
-        key = (path, *identity)
+            found = identify_file(path, _check_file(path))
+        else:
+            device, inode, *birth = identity  # those of old pickles have no time of birth
+            found = device, inode, birth[0] if birth else None
         with _REGISTRY_LOCK:
-            file = _FILES.get(key)
+            file = _FILES.get(found)
             if file is None:
-                file = _FILES[key] = cls(path, identity)
+                file = _FILES[found] = cls(path, found)
+        if identity is None:
+            file.path = path
+            file._keep_inode()
         return file
 
+    def _keep_inode(self) -> None:
+        if self._pin is None and os.name != "nt":
+            with contextlib.suppress(RuntimeError):  # it cannot be read
+                self._pin = torch.UntypedStorage.from_file(self.path, False, 1)
+            self._compare(self.path)
+
+    def __del__(self) -> None:
+        self.close()
+        if self._map_fd >= 0:
+            os.close(self._map_fd)
+
+    @property
+    def is_open(self) -> bool:
+        """True while HDF5 has the file open."""
+        return self._file is not None
+
     @contextlib.contextmanager
-    def use(self, *, write: bool = False) -> Iterator[Any]:
-        """Lock the file during a block, and pass its ``FileID``, which has the content that other processes wrote."""
+    def use(self, *, write: bool = False, maps: bool = False) -> Iterator[Any]:
+        """Lock the file during a block, and pass its ``FileID``, which has the content that other processes wrote.
+
+        Args:
+            write: the block writes with HDF5. What it writes is in the file at its end.
+            maps: the block writes through a mapping.
+        """
+        change = _CACHED if write else _MAPPED if maps else _NOTHING
         with self._lock:
             if self._is_used:  # by this thread: a leaf of the file is read while another one is written
+                self._change = max(self._change, change)
                 yield self._file
                 return
-            self._prepare(write)
-            self._is_used = True
+            self._prepare(change)
+            self._is_used, self._change = True, change
             try:
                 yield self._file
-                if write:
-                    h5py.h5f.flush(self._file)
             finally:
                 self._is_used = False
-                self._release(write)
+                self._release()
 
-    def _prepare(self, write: bool) -> None:
+    def _prepare(self, change: int) -> None:
+        write = change == _CACHED
         if self._file is None or (write and not self._is_writable):
             self._open(write)
-            return
-        self._lock_file(write)
-        if self._read_stamp() != self._stamp:
-            self._open(write or self._is_writable)
+        try:
+            while True:
+                self._lock_file(exclusive=change != _NOTHING)
+                stamp = _make_stamp(os.fstat(self._fd))
+                if change or stamp != self._stamp:
+                    self.check(may_be_removed=not change)
+                if self._stamp is not None and stamp[:2] == self._stamp[:2]:
+                    self._stamp = stamp
+                    return
+                if self._is_shared():
+                    raise BlockingIOError(
+                        f"another program has changed {self.path}, which an h5py.File of this process has open: close it there"
+                    )
+                self._open(self._is_writable)
+        except BaseException:
+            self._unlock()
+            raise
 
     def _open(self, write: bool) -> None:
         self.close()
         file = open_by_path(self.path, write=write)
         fd = file.get_vfd_handle()
-        status = os.fstat(fd)
-        self._compare(status)
+        try:
+            self._compare(fd)
+            self._keep_inode()
+        except BaseException:
+            _unlock(fd)
+            close_file(file)
+            raise
         self._file, self._fd, self._is_writable, self.content = file, fd, write, None
-        self._stamp = status.st_mtime_ns, status.st_size
+        # HDF5 marks such a file as open for writing, so that nobody else could open it.
+        self._is_marked = write and file.get_create_plist().get_version()[0] >= 3
+        stamp = _make_stamp(os.fstat(fd))
+        if stamp != self._stamp:
+            self.structure += 1
+        self._stamp = stamp
 
-    def _lock_file(self, write: bool) -> None:
+    def _is_shared(self) -> bool:
+        """Return True if an h5py.File of the program has the file open, too: then the lock is that of both."""
+        return self._file is not None and h5py.h5f.get_obj_count(self._file, h5py.h5f.OBJ_FILE) > 1
+
+    def _lock_file(self, *, exclusive: bool) -> None:
         if fcntl is None:
             return
+        exclusive = exclusive or (self._is_writable and self._is_shared())
+        kind = fcntl.LOCK_NB | (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         end = time.monotonic() + _PATIENCE
         while True:
             try:
-                fcntl.flock(self._fd, (fcntl.LOCK_EX if write else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                fcntl.flock(self._fd, kind)
                 return
             except BlockingIOError:
                 if time.monotonic() >= end:
@@ -235,55 +343,105 @@ class StoreFile:
             except OSError:  # a file system without locks
                 return
 
-    def _release(self, write: bool) -> None:
-        if self._file is None:
-            return
-        if write:
-            # Another process must see that the file has changed, even if it changed twice within a tick of the clock.
-            with contextlib.suppress(OSError):
-                os.utime(self._fd, ns=(os.fstat(self._fd).st_atime_ns, time.time_ns()))
-            self._stamp = self._read_stamp()
-        _unlock(self._fd)
+    def _unlock(self) -> None:
+        if self._file is not None and not self._is_shared():
+            _unlock(self._fd)
 
-    def _read_stamp(self) -> tuple[int, int]:
-        status = os.fstat(self._fd)
-        return status.st_mtime_ns, status.st_size
+    def _release(self) -> None:
+        if self._file is None:  # the block has closed it
+            return
+        try:
+            if self._change == _CACHED:
+                h5py.h5f.flush(self._file)
+                # Another process must see that the file has changed, even if it changed twice within a tick of the clock.
+                with contextlib.suppress(OSError):
+                    os.utime(self._fd, ns=(os.fstat(self._fd).st_atime_ns, time.time_ns()))
+            if self._change:
+                self._stamp = _make_stamp(os.fstat(self._fd))
+        except BaseException:
+            self._stamp = None  # what HDF5 could not write must not be written later
+            self.close()
+            raise
+        if self._is_shared():
+            # The lock belongs to the h5py.File of the program now.
+            file, self._file = self._file, None
+            close_file(file)
+        elif self._is_marked and self._change == _CACHED:
+            self.close()
+        else:
+            _unlock(self._fd)
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        with self._lock:
+            if self._file is None:
+                return
+            is_current = not self._is_writable or self._is_shared() or self._can_write()
+            file, fd, self._file, self._fd = self._file, self._fd, None, -1
+            if not is_current:
+                _discard_file(file, fd)
+                return
+            if not self._is_writable:
+                _unlock(fd)
+            close_file(file)
+
+    def _can_write(self) -> bool:
+        """Lock the file, and return True if no other process has it locked, or has changed it since it was used."""
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            except OSError:  # a file system without locks
+                pass
+        return self._stamp is not None and _make_stamp(os.fstat(self._fd))[:2] == self._stamp[:2]
+
+    def notice(self) -> None:
+        """Notice that another process has changed the file, before elements are read through a mapping."""
+        if self._map_fd < 0 or _make_stamp(os.fstat(self._map_fd)) != self._stamp:
+            with self.use():
+                pass
 
     def map(self, end: int, *, shared: bool) -> torch.UntypedStorage:
         """Return the mapped file, which has at least ``end`` bytes."""
         with self._lock:
             known = self._maps.get(shared)
             if known is None or known.nbytes() < end:
-                fd = os.open(self.path, (os.O_RDWR if shared else os.O_RDONLY) | getattr(os, "O_CLOEXEC", 0))
+                fd = open_regular(self.path, shared)
                 try:
-                    self._compare(os.fstat(fd))
+                    self._compare(fd)
                     known = self._maps[shared] = map_file(fd, shared=shared)
+                    self._map_fd, fd = max(fd, self._map_fd), min(fd, self._map_fd)
                 finally:
-                    os.close(fd)
+                    if fd >= 0:
+                        os.close(fd)
             return known
 
-    def check(self) -> None:
+    def check(self, *, may_be_removed: bool = False) -> None:
         """Raise FormatError if another file was saved under the path."""
-        self._compare(os.stat(self.path))
+        try:
+            self._compare(self.path)
+        except FileNotFoundError:
+            if not may_be_removed:
+                raise
 
-    def _compare(self, status: os.stat_result) -> None:
-        if (status.st_dev, status.st_ino) != self.identity:
-            raise FormatError(f"{self.path} was replaced since it was opened: open it again")
+    def _compare(self, file: str | int) -> None:
+        status = os.stat(file)
+        same = (status.st_dev, status.st_ino) == self.identity[:2]
+        if same and self._pin is None and self.identity[2] is not None:
+            same = identify_file(file, status) == self.identity
+        if not same:
+            self._pin = None
+            raise ReplacedError(f"{self.path} was replaced since it was opened: open it again")
 
     def sync(self) -> None:
         """Return when what was written has reached the disk."""
         with self._lock:
+            self.check()
             sync_file(self.path)
 
-    def close(self) -> None:
-        """Close the file; the next use opens it again."""
-        with self._lock:
-            if self._file is not None:
-                file, self._file, self._fd = self._file, None, -1
-                close_file(file)
 
-
-_FILES: weakref.WeakValueDictionary[tuple[Any, ...], StoreFile] = weakref.WeakValueDictionary()
+_FILES: weakref.WeakValueDictionary[FileIdentity, StoreFile] = weakref.WeakValueDictionary()
 _REGISTRY_LOCK = threading.RLock()
 #: The files that are locked while the process forks.
 _LOCKED: list[StoreFile] = []
@@ -302,6 +460,15 @@ def _unlock_after_fork() -> None:
     while _LOCKED:
         _LOCKED.pop()._lock.release()
     _REGISTRY_LOCK.release()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Close all files before HDF5 does it, unless a thread of the program uses them."""
+    for file in list(_FILES.values()):
+        if file._lock.acquire(blocking=False):
+            file.close()
+            file._lock.release()
 
 
 if hasattr(os, "register_at_fork"):

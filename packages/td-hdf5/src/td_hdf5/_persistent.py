@@ -329,8 +329,8 @@ def _check_backend(backend: str, allow_pickle: bool | None) -> None:
 def _open(path: str, mode: str, device: Any, options: dict[str, Any], *, stacks: bool = True) -> Any:
     """Open a file; a TensorDict as a PersistentTensorDict."""
     target = None if device is None else torch.device(device)
-    file = StoreFile.at(path)
     with open_save(path, stacks=stacks) as opened:
+        file = StoreFile.at(path)
         if mode != "r":
             check_writable(opened, opened.table)
         result = open_table(opened, opened.table, mode, target)

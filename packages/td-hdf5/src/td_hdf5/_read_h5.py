@@ -23,7 +23,6 @@ from td_core.array_formats import (
     is_nested,
     list_names,
     make_table_header,
-    map_file,
     prune_table,
     read_into,
     refuse_values,
@@ -57,6 +56,7 @@ from ._h5_files import (
     find_filename,
     has_path,
     is_mappable,
+    map_anew,
     open_path,
     show_error,
 )
@@ -235,7 +235,9 @@ def load(
     target = None if device is None else torch.device(device)
     is_meta = target is not None and target.type == "meta"
     if rows is not None and not is_meta and has_path(path):
-        part = open_collection(path, mode="c", keys=keys, strict=strict)[rows].clone()
+        held = contextlib.nullcontext() if isinstance(path, h5py.Group) else open_path(os.fspath(path))
+        with held:  # a save could replace the file before the rows are read
+            part = open_collection(path, mode="c", keys=keys, strict=strict)[rows].clone()
         return part if target is None else part.to(target)
     with open_save(path, strict=strict) as save:
         table = save.table.select_keys(keys, save.path)
@@ -260,7 +262,7 @@ def read_arrays_of(
     file = h5py.h5i.get_file_id(save.file)
     fd = file.get_vfd_handle() if is_mappable(file) else -1
     size = file.get_filesize() if fd >= 0 else 0
-    mapped = map_file(fd) if maps and size else None
+    mapped = map_anew(file, save.path) if maps and size else None
     for name in names:
         if name in save.loaded:
             result[name] = save.loaded[name]
@@ -377,7 +379,7 @@ def open_table(
         raise UnsupportedOperationError(
             f"{save.path} is not a file in the file system: only load() can read it"
         )
-    path, identity = os.path.abspath(save.path), StoreFile.at(save.path).identity
+    file = StoreFile.at(save.path)
     nested = [name for place in table.leaves if is_nested(place) for name in list_names(place)]
     memory = (
         {**save.loaded, **read_arrays_of(save, nested, False, 0, lambda count: None)}
@@ -392,7 +394,7 @@ def open_table(
         stored = save.arrays[name].shape
         # Some dtypes are stored as pairs, which are one more dim.
         shape = stored[: len(stored) - len(get_stored(dtype, (), NATIVE)[1])]
-        source = DatasetSource(path, identity, save.prefix + name, shape, dtype)
+        source = DatasetSource(file, file.identity, save.prefix + name, shape, dtype)
         return StoredTensor(source, device, mode)
 
     def open_leaf(place: Place) -> Tensor:

@@ -1,0 +1,52 @@
+"""Tell a file from another one that a save puts in its place, also if the file system uses the number of its inode again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from typing import Any
+
+#: Of ``statx``: the working directory, the file of a descriptor, the time of birth, and where that is in the result.
+_AT_CWD, _EMPTY_PATH, _BIRTH, _POSITION, _SIZE = -100, 0x1000, 0x800, 80, 256
+
+#: Device, inode and time of birth of a file; None where the system does not have that time.
+FileIdentity = tuple[int, int, int | None]
+
+
+def identify_file(file: str | int, status: os.stat_result | None = None) -> FileIdentity:
+    """Return device, inode and time of birth of a file or directory, which another one never has at the same time.
+
+    While a process keeps the file open or mapped, the first two are enough. A pickle needs the third one.
+
+    Args:
+        file: a path or a descriptor.
+        status: its status, if it is known.
+    """
+    if status is None:
+        status = os.stat(file)
+    return status.st_dev, status.st_ino, _find_birth(file, status)
+
+
+def _find_birth(file: str | int, status: os.stat_result) -> int | None:
+    known = getattr(status, "st_birthtime", None)
+    if known is not None:
+        return int(known * 1e9)
+    if _STATX is None:
+        return None
+    result = ctypes.create_string_buffer(_SIZE)
+    place = (file, b"", _EMPTY_PATH) if isinstance(file, int) else (_AT_CWD, os.fsencode(file), 0)
+    mask, birth = ctypes.c_uint(_BIRTH), None
+    if _STATX(*place, mask, result) == 0 and int.from_bytes(result[:4], sys.byteorder) & _BIRTH:
+        seconds, rest = struct.unpack_from("qI", result, _POSITION)
+        birth = seconds * 10**9 + rest
+    return birth
+
+
+def _find_statx() -> Any:
+    """Return ``statx`` of the C library, which Python has since 3.15; None on other systems."""
+    return getattr(ctypes.CDLL(None), "statx", None) if sys.platform == "linux" else None
+
+
+_STATX = _find_statx()
