@@ -268,6 +268,26 @@ for _ in range(6):
     assert sorted(td_core.load(path)["a"][12:, 0].tolist()) == [1.0] * 6 + [2.0] * 12
 
 
+def test_write_rows_by_threads_at_positions_keeps_all_rows(path: str) -> None:
+    opened = td_core.open(path, mode="r+")
+
+    def work(worker: int) -> None:
+        leaf = opened["a"] if worker % 2 else td_core.open(path, mode="r+")["a"]
+        for row in range(worker, 12, 4):
+            leaf[[row, (row + 4) % 12]] = worker + 1.0
+            leaf.t()[::2, row] = -worker - 1.0
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for worker in range(4):
+        rows = td_core.load(path)["a"][worker::4]
+        assert rows[-1].tolist() == [-worker - 1.0, worker + 1.0, -worker - 1.0]
+        assert rows[1:, 1].tolist() == [worker + 1.0] * 2
+
+
 def _use(opened: Any) -> None:
     opened["a"].clone()
 

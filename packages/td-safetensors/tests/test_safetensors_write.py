@@ -22,6 +22,7 @@ from td_core import (
     _temporary_files,
     load,
 )
+from td_core.array_formats import identify_file
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import STORABLE
 from td_core.testing import SourceTests
@@ -193,3 +194,38 @@ def test_leaf_at_any_byte_of_a_file_is_aligned(dtype: torch.dtype, path: Path) -
             assert leaf.dtype == dtype
             assert leaf.data_ptr() % dtype.itemsize == 0
             assert torch.equal(leaf.view(torch.uint8).view(4, -1), content)
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
+@pytest.mark.parametrize(
+    "use",
+    [lambda leaf: leaf.clone(), lambda leaf: leaf[torch.tensor([1])], lambda leaf: leaf.fill_(-1)],
+    ids=["read", "gather", "write"],
+)
+def test_use_a_leaf_after_the_file_was_replaced_raises(use: Any, is_used: bool, path: Path) -> None:
+    save(TensorDict({"a": torch.zeros(8), "b": torch.ones(8)}), path)
+    inode, leaf = os.stat(path).st_ino, td_core.open(path, mode="r+")["b"]
+    sent = pickle.dumps(leaf)
+    if is_used:
+        leaf.fill_(2)
+    for _ in range(5):
+        save(TensorDict({"b": torch.full((8,), 5.0), "a": torch.full((8,), 3.0)}), path)
+        assert os.stat(path).st_ino != inode
+    for item in (leaf, pickle.loads(sent)):
+        with pytest.raises(FormatError, match="was replaced since it was opened"):
+            use(item)
+    assert td_core.load(path)["b"].tolist() == [5.0] * 8
+
+
+def test_unpickle_after_the_inode_was_used_again_raises(path: Path) -> None:
+    save(TensorDict({"a": torch.ones(2)}), path)
+    birth = identify_file(str(path))[2]
+    if birth is None:
+        pytest.skip("the file system has no times of birth")
+    # The time of a file which was made at another time, and was given the same inode.
+    born, earlier = (time.to_bytes(8, "little") for time in (birth, birth - 10**9))
+    for mode in ("r", "r+"):
+        sent = pickle.dumps(td_core.open(path, mode=mode)["a"])
+        assert pickle.loads(sent).sum() == 2
+        with pytest.raises(FormatError, match="was replaced since it was opened"):
+            pickle.loads(sent.replace(born, earlier)).sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import h5py
@@ -103,6 +104,11 @@ class DatasetSource:
                     return
         with self.file.use(write=True) as file:
             _write_dataset(self._find(file), full, value, self._stored.dtype)
+
+    def hold(self) -> AbstractContextManager[Any]:
+        """Lock the file during a block that reads elements and writes them."""
+        is_mapped = self._map(shared=True) is not None
+        return self.file.use(write=not is_mapped, maps=is_mapped)
 
     def map(self) -> Tensor | None:
         """Return the leaf as memory that is mapped from the file, or None if its dataset has chunks."""

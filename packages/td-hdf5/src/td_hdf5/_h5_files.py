@@ -26,9 +26,9 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from td_core.array_formats import map_file, sync_file
+from td_core.array_formats import FileIdentity, identify_file, map_file, sync_file
 from td_core.errors import FormatError, TensorDictError
-from td_core.spi import FileIdentity, check_regular, identify_file, open_regular
+from td_core.spi import check_regular, open_regular
 
 #: Longest time to wait for another program that has the file open for writing, in seconds.
 _PATIENCE = 10.0

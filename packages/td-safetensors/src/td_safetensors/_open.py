@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,30 +17,77 @@ from td_core.array_formats import (
     as_mapped,
     build_leaves,
     check_in_place,
+    identify_file,
     list_names,
     refuse_values,
     restore,
 )
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import check_mode, set_module
+from td_core.typing import SourceIndex
 
 from ._byte_ranges import open_place
 from ._files import open_for_reading
 from ._find_save import Save, open_file, open_save
 from ._write_save import create_file
 
-Stamp = tuple[int, int, int | None]
+#: Inode, size, time of the last write (None for a file that is written), and time of birth, which old pickles lack.
+Stamp = tuple[int | None, ...]
+
+
+class _Kept:
+    """A file that is kept open, so that no other one gets its inode."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = os.dup(fd)
+        self._names = os.fstat(fd).st_nlink
+
+    def has_names(self) -> bool:
+        """Return True if the file has all the names that it had: a save that replaces it removes one."""
+        return os.fstat(self.fd).st_nlink == self._names
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 @set_module("td_safetensors.safetensors_pickles")
 class FileSource(MappedSource):
     """A leaf of a file that is opened for writing."""
 
-    def __init__(self, path: str, stamp: Stamp, place: Place, shape: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        path: str,
+        stamp: Stamp,
+        place: Place,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        kept: _Kept | None = None,
+    ) -> None:
         self.path, self.stamp, self.place, self.shape, self.dtype = path, stamp, place, shape, dtype
+        self._kept = kept
 
     def _open(self) -> Tensor:
-        return _map_again(self.path, self.stamp, self.place, shared=True)
+        with open_for_reading(self.path, write=True) as fd:
+            mapped = _map_leaf(self.path, fd, self.stamp, self.place, shared=True)
+            self._kept = self._kept or _Kept(fd)
+        return mapped
+
+    def map(self) -> Tensor:
+        """Return the leaf as memory; raise FormatError if another save has replaced its file."""
+        if self._kept is not None and not self._kept.has_names():
+            with contextlib.suppress(FileNotFoundError):  # the elements of a removed file can be read
+                self._check()
+        return super().map()
+
+    def write(self, index: SourceIndex, value: Tensor) -> None:
+        """Write a part of the leaf into the file."""
+        mapped = self.map()
+        self._check()
+        mapped[index] = value
+
+    def _check(self) -> None:
+        if os.stat(self.path).st_ino != self.stamp[0]:
+            raise _make_replaced_error(self.path)
 
     def __reduce__(self) -> Any:
         return FileSource, (self.path, self.stamp, self.place, self.shape, self.dtype)
@@ -121,6 +169,7 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
             f"{save.path} is a URL, which cannot be written in place: use mode='c'"
         )
     check_in_place(table, save.path, save.hashes)
+    kept: dict[Any, tuple[str, Stamp, _Kept]] = {}
 
     def open_leaf(place: Place) -> Tensor:
         leaf = restore(place, save.map)
@@ -130,8 +179,10 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
         if size is not None:
             place = {name: value for name, value in place.items() if name != "expand"}
             leaf = restore(place, save.map)
-        stamp = _stamp(file.fd, written=True)
-        stored = StoredTensor(FileSource(os.path.abspath(file.path), stamp, place, leaf.shape, leaf.dtype))
+        if file not in kept:
+            kept[file] = os.path.abspath(file.path), _stamp(file.fd, written=True), _Kept(file.fd)
+        path, stamp, opened = kept[file]
+        stored = StoredTensor(FileSource(path, stamp, place, leaf.shape, leaf.dtype, opened))
         return stored if size is None else stored.expand(size)
 
     return build_leaves(table, save.path, open_leaf, strict=strict)
@@ -140,21 +191,25 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
 def _stamp(fd: int, *, written: bool = False) -> Stamp:
     """Return what distinguishes the file from another one that is later saved under its name."""
     status = os.fstat(fd)
-    return status.st_ino, status.st_size, None if written else status.st_mtime_ns
+    birth = identify_file(fd, status)[2]
+    return status.st_ino, status.st_size, None if written else status.st_mtime_ns, birth
 
 
-def _map_again(path: str, stamp: Stamp, place: Place, *, shared: bool = False) -> Tensor:
-    with open_for_reading(path, write=shared) as fd:
-        if _stamp(fd, written=shared) != stamp:
-            raise FormatError(f"{path} was replaced since it was opened: open it again")
-        file = open_file(path, fd, shared=shared)
-        leaf = restore(place, lambda name: file.map(name, file.header.arrays[name]))
-        for name in list_names(place) if shared else ():
-            if (file.header.start + file.header.arrays[name].begin) % leaf.dtype.itemsize:  # it is a copy
-                raise FormatError(
-                    f"{path}: {name!r} is not aligned for {leaf.dtype}, so it cannot be written in place"
-                )
-        return leaf
+def _map_leaf(path: str, fd: int, stamp: Stamp, place: Place, *, shared: bool = False) -> Tensor:
+    if _stamp(fd, written=shared)[: len(stamp)] != stamp:
+        raise _make_replaced_error(path)
+    file = open_file(path, fd, shared=shared)
+    leaf = restore(place, lambda name: file.map(name, file.header.arrays[name]))
+    for name in list_names(place) if shared else ():
+        if (file.header.start + file.header.arrays[name].begin) % leaf.dtype.itemsize:  # it is a copy
+            raise FormatError(
+                f"{path}: {name!r} is not aligned for {leaf.dtype}, so it cannot be written in place"
+            )
+    return leaf
+
+
+def _make_replaced_error(path: str) -> FormatError:
+    return FormatError(f"{path} was replaced since it was opened: open it again")
 
 
 @set_module("td_safetensors.safetensors_pickles")
@@ -164,4 +219,6 @@ def rebuild_mapped(path: str, stamp: Stamp, place: Place) -> Tensor:
     Raises:
         FormatError: another save has replaced the file.
     """
-    return as_mapped(_map_again(path, stamp, place), rebuild_mapped, path, stamp, place)
+    with open_for_reading(path) as fd:
+        leaf = _map_leaf(path, fd, stamp, place)
+    return as_mapped(leaf, rebuild_mapped, path, stamp, place)

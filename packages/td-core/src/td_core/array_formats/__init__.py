@@ -18,6 +18,7 @@ tensor([1.], dtype=torch.bfloat16)
 from __future__ import annotations
 
 from .._encoded_tables import make_table_header, prune_table
+from .._file_identity import FileIdentity, identify_file
 from ._array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
 from ._build_collection import RefusedValues, build_collection, build_leaves, refuse_values
 from ._check_arrays import check_arrays, check_in_place, describe_arrays, read_hashes, report_damage
@@ -27,9 +28,9 @@ from ._places import Place, as_storable, get_stored, is_nested, list_names, rest
 from ._rows import Rows, Stack, TableBuilder
 
 __all__ = [
-    "ArrayPlan", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor", "Place", "PlannedArray", "RefusedValues",
-    "Rows", "Stack", "TableBuilder", "as_mapped", "as_storable", "build_collection", "build_leaves", "check_arrays",
-    "check_in_place", "compute_check", "describe_arrays", "find_row", "get_stored", "is_nested", "list_names",
-    "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into", "refuse_values",
-    "report_damage", "restore", "set_entry", "sync_file", "view_mapped",
+    "ArrayPlan", "FileIdentity", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor", "Place", "PlannedArray",
+    "RefusedValues", "Rows", "Stack", "TableBuilder", "as_mapped", "as_storable", "build_collection", "build_leaves",
+    "check_arrays", "check_in_place", "compute_check", "describe_arrays", "find_row", "get_stored", "identify_file",
+    "is_nested", "list_names", "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into",
+    "refuse_values", "report_damage", "restore", "set_entry", "sync_file", "view_mapped",
 ]  # fmt: skip
