@@ -195,3 +195,19 @@ def test_save_in_format_that_pickles_leaves_saves_their_elements(tmp_path: Path)
     assert [(request, key) for request, key, _ in log] == [("read", "a"), ("read", "b")]
     assert all(type(leaf) is torch.Tensor for leaf in loaded.values())
     assert read_all_elements(loaded) == read_all_elements(td)
+
+
+def test_assert_close_compares_saves_with_parameters(tmp_path: Path) -> None:
+    plain = TensorDict({"w": torch.arange(6.0).view(3, 2), "n": {"b": torch.ones(3)}}, batch_size=[3])
+    kinds: list[Any] = [plain, TensorDictParams(plain.clone())]
+    if installed("td-memmap"):
+        kinds.append(plain.memmap(tmp_path / "save"))
+    if installed("td-hdf5"):
+        kinds.append(plain.to_h5(tmp_path / "save.h5"))
+    if installed("td-zarr"):
+        kinds.append(plain.to_zarr(tmp_path / "save.zarr"))
+    for first in kinds:
+        for second in kinds:
+            assert td_core.assert_close(first, second)
+            with pytest.raises(AssertionError, match="key 'w' differs"):
+                td_core.assert_close(first, second + 1)

@@ -90,6 +90,26 @@ def test_describe_returns_row_of_each_key(name: str) -> None:
     assert description.nbytes == td.bytes() == sum(row[3] for row in rows)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_describe_strided_nested_tensors_shows_ragged_dims_and_sharing() -> None:
+    leaf = torch.nested.nested_tensor([torch.zeros(2, 1), torch.zeros(3, 2)])
+    td = TensorDict({"s": leaf, "n": {"x": BASE, "t": leaf}})
+    assert [(row.key, row.shape, row.nbytes, row.shares_memory_with) for row in td.describe()] == [
+        (("s",), (2, -1, -1), 32, None),
+        (("n", "x"), (4, 3), 48, None),
+        (("n", "t"), (2, -1, -1), 32, ("s",)),
+    ]
+    stack = lazy_stack([TensorDict({"s": leaf}), TensorDict({"s": leaf.clone()})])
+    assert [(row.shape, row.nbytes) for row in stack.describe()] == [((2, 2, -1, -1), 64)]
+
+
+def test_describe_uninitialized_parameter_has_no_size() -> None:
+    leaf = torch.nn.UninitializedParameter(dtype=torch.float32)
+    assert [(row.key, row.shape, row.nbytes) for row in TensorDict({"w": leaf}).describe()] == [
+        (("w",), (-1,), 0)
+    ]
+
+
 def test_describe_values_returns_rows_without_size() -> None:
     values = pytest.importorskip("td_tensorclass")
     td = TensorDict({"task": values.NonTensorData("reach"), "a": torch.zeros(2)}, batch_size=[2])

@@ -188,3 +188,11 @@ def test_write_entry_with_dims_raises_naming_key():
     assert torch.equal(data["a"], A) and "new" not in data
     with pytest.raises(StructureError, match="key 'a'"):
         data[d] + data[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_describe_first_class_dims_lists_every_entry(kind: str) -> None:
+    (i,) = make_dims(1)
+    rows = {row.key: (row.dtype, row.shape) for row in KINDS[kind]()[:, i].describe()}
+    assert rows == {("a",): ("f32", (4, 5)), ("n", "b"): ("f32", (4,))}
+    assert "a" in repr(KINDS[kind]()[:, i].describe())

@@ -328,3 +328,14 @@ def test_deepcopy_unbatched_tensor_copies_it() -> None:
     assert copied.grad is not leaf.grad
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(UnbatchedTensor(leaf * 2))
+
+
+def test_compare_unbatched_tensor_with_plain_tensor_reads_elements() -> None:
+    plain = TensorDict({"u": torch.arange(3.0)}, batch_size=[3])
+    shared = TensorDict({"u": UnbatchedTensor(torch.arange(3.0))}, batch_size=[3])
+    for first, second in ((plain, shared), (shared, plain)):
+        assert assert_close(first, second)
+        assert (first == second).all() and not (first != second).any()
+        with pytest.raises(AssertionError, match="key 'u' differs"):
+            assert_close(first + 1, second)
+        assert not (first + 1 == second).any()

@@ -225,8 +225,11 @@ def has_memory(leaf: Tensor) -> bool:
         return True
     if is_stored(leaf):
         return False
-    # data_ptr() of a FakeTensor warns, so check its storage's device instead.
-    return leaf.untyped_storage().device.type == "meta" or leaf.data_ptr() != 0
+    try:
+        # data_ptr() of a FakeTensor warns, so check its storage's device instead.
+        return leaf.untyped_storage().device.type == "meta" or leaf.data_ptr() != 0
+    except RuntimeError:  # tensors with first-class dims have no storage
+        return False
 
 
 def _find_span(tensors: list[Tensor]) -> tuple[int, Tensor] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ._buffers import has_memory
 from ._collection import Core
@@ -96,7 +97,7 @@ class Description:
 
 def describe(root: Core) -> Description:
     """Return the table of a collection; reads no element, and stacks no members."""
-    encoded = encode(root)
+    encoded = encode(root, format_name="description")
     paths, nodes = encoded.leaf_paths(members=False), encoded.node_paths(members=False)
 
     def list_children(item: object) -> list[Any]:
@@ -140,6 +141,8 @@ def _summarize(
 
 
 def _count_bytes(leaf: Tensor) -> int:
+    if is_lazy(leaf):
+        return 0  # an uninitialized parameter has no elements yet
     return sum(part.numel() * part.element_size() for part in get_parts(leaf))
 
 
@@ -147,7 +150,7 @@ def _find_shared(
     leaves: list[Tensor], paths: list[tuple[str, ...]], order: list[tuple[str, ...]]
 ) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Return for each key the first other key, in the given order, with a leaf that overlaps in memory."""
-    dense = [i for i, leaf in enumerate(leaves) if has_memory(leaf)]
+    dense = [i for i, leaf in enumerate(leaves) if not is_lazy(leaf) and has_memory(leaf)]
     result: dict[tuple[str, ...], tuple[str, ...]] = {}
     for group in group_overlapping([leaves[i] for i in dense]):
         first, *others = sorted({paths[dense[i]] for i in group}, key=order.index)

@@ -20,6 +20,7 @@ from ._nodes import KINDS, NodeKind
 from ._plan_steps import Along, Shape, Step, Whole
 from ._plans import ShapePlan
 from ._pytree import register
+from ._records import Layout, Record
 from ._repr import PrintedNode
 from ._shape_plans import stack_plan
 from ._torch_private import pytree
@@ -210,4 +211,6 @@ def _refuse(node: object) -> Any:
     )
 
 
-KINDS.add(NodeKind("td_core.DimEntry", DimEntry, _refuse, _refuse))
+#: Only a description, which nothing reads back, takes such a node apart.
+_LAYOUTS = {"description": Layout(lambda node: Record.of(node, {"data": node._leaf}), _refuse)}
+KINDS.add(NodeKind("td_core.DimEntry", DimEntry, _refuse, _refuse, _LAYOUTS, is_leaf=True))

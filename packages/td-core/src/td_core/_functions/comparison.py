@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .._buffers import as_memory, has_memory
 from .._collection import Core, check_same_form, check_same_keys, show_path, unwrap_entry
 from .._keys import unravel_key_to_tuple
 from .._nested_components import has_same_components
+from .._torch_private import without_torch_function
 from .._walks import visit
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
@@ -76,14 +78,15 @@ def assert_close(
                     continue
                 reference, path = right[key], (*parent_path, key)
                 leaf, wanted = unwrap_entry(value), unwrap_entry(reference)
+                if isinstance(leaf, Tensor) and isinstance(wanted, Tensor):
+                    _check_leaf(leaf, wanted, path, check, msg)
+                    continue
                 try:
                     check_same_form(reference, value, path)
                     check_same_form(wanted, leaf, path)
                 except StructureError as error:
                     raise AssertionError(f"{msg}{error}") from None
-                if isinstance(leaf, Tensor) and isinstance(wanted, Tensor):
-                    _check_leaf(leaf, wanted, path, check, msg)
-                elif (same := value._compare(reference, torch.eq)) is None:
+                if (same := value._compare(reference, torch.eq)) is None:
                     yield value, reference, path
                 elif not same.all():
                     raise AssertionError(
@@ -100,6 +103,9 @@ assert_allclose_td = assert_close
 def _check_leaf(
     value: Tensor, reference: Tensor, path: tuple[str, ...], check: Callable[..., None], msg: str
 ) -> None:
+    if not isinstance(value, type(reference)) and not isinstance(reference, type(value)):
+        # torch compares no tensors of two classes of which neither is derived from the other.
+        value, reference = map(_as_plain, as_memory([value, reference]))
     try:
         # Nested tensors with equal components have different symbolic shapes if they do not share their offsets.
         if has_same_components(value, reference):
@@ -108,3 +114,9 @@ def _check_leaf(
             check(value, reference)
     except AssertionError as error:
         raise AssertionError(f"{msg}{show_path(path)} differs: {error}") from None
+
+
+def _as_plain(leaf: Tensor) -> Tensor:
+    """Return a view of a leaf in memory as a plain tensor; a tensor that only wraps others is returned unchanged."""
+    with without_torch_function():
+        return leaf.as_subclass(Tensor) if has_memory(leaf) else leaf

@@ -30,7 +30,10 @@ from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .device_moves import DeviceMixin
+from .gradients import pair_leaves
 from .operands import CoreT, raise_at_leaf, transform
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class NewBatch(WholePlan):
@@ -277,15 +280,13 @@ class CastingMixin(DeviceMixin):
         """
         if gradient is not None and not isinstance(gradient, Core):
             raise TypeError(f"backward: gradient is a collection; got {type(gradient).__name__}")
-        tracked = self.apply(lambda leaf: leaf if leaf.requires_grad else None, filter_empty=True)
-        if tracked is None:
+        leaves = list(filter(_REQUIRES_GRAD, self._leaves()))
+        gradients: list[Any] = [None] * len(leaves)
+        if not leaves:
             raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
-        leaves = tracked._leaves()
-        gradients: list[Any] = []
-        if gradient is None:
-            gradients = [None] * len(leaves)
-        else:
-            tracked._flatten_other(gradient.select(*tracked.keys(True, True), strict=False), gradients)
+        if gradient is not None:
+            pairs = pair_leaves(self, gradient, _REQUIRES_GRAD)
+            leaves, gradients = [leaf for leaf, _ in pairs], [given for _, given in pairs]
         for leaf, given_gradient in zip(leaves, gradients, strict=True):
             if given_gradient is None and leaf.numel() != 1:
                 raise RuntimeError(
@@ -467,10 +468,7 @@ def _iter_pairs(node: Core, value: object, name: str) -> list[tuple[Tensor, Tens
     """Pair the leaves of ``node`` and ``value`` by key; StructureError if shapes, or the dtypes of gradients, differ."""
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
-    target = node.select(*value.keys(True, True))
-    provided: list[Tensor] = []
-    target._flatten_other(value, provided)
-    pairs = list(zip(target._leaves(), provided, strict=True))
+    pairs = [(leaf, given) for given, leaf in pair_leaves(value, node, lambda _: True)]
     for leaf, pair in pairs:
         if leaf.shape != pair.shape or (name == "grad" and leaf.dtype != pair.dtype):
             raise StructureError(

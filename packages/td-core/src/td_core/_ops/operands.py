@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._arrays import as_tensor
 from .._collection import (
+    LEAF_KINDS,
     Core,
     Walked,
     align_dims,
@@ -366,6 +367,8 @@ def _convert_level(node: Core, ref: Core) -> object:
 def _value_as_tensor(value: Core, beside: Tensor) -> Tensor:
     """Convert the values of a node to a tensor that broadcasts against a leaf of the same batch size."""
     size = value.batch_size
+    if type(value) in LEAF_KINDS and isinstance(leaf := value._unwrap(), Tensor):
+        return leaf if leaf.shape == beside.shape else torch.full(size, torch.nan, device=beside.device)
     try:
         made = torch.as_tensor(value.tolist(), device=beside.device)
     except (TypeError, ValueError, RuntimeError):

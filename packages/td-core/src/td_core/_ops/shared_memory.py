@@ -217,9 +217,12 @@ def _place(leaf: Tensor) -> tuple[int, int, int]:
         begin = int(leaf.storage_offset()) * size
     except RuntimeError:
         return id(leaf), 0, 1
-    span = (
-        sum((count - 1) * step for count, step in zip(leaf.shape, leaf.stride())) + 1 if leaf.numel() else 0
-    )
+    if leaf.is_nested:
+        span = storage.nbytes() // size  # of strided layout: its components have strides of their own
+    elif leaf.numel():
+        span = sum((count - 1) * step for count, step in zip(leaf.shape, leaf.stride())) + 1
+    else:
+        span = 0
     try:
         address = storage.data_ptr()
     except RuntimeError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
+from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -20,6 +21,7 @@ from .._devices import as_device, set_device_labels
 from .._dtypes import as_dtype
 from .._operators import OPERATIONS
 from .._torch_private import is_caller, without_torch_function
+from .gradients import pair_leaves
 from .joining import cat, stack
 from .operands import run_each_leaf
 
@@ -132,13 +134,16 @@ def _where(condition: object, input: object = None, other: object = None, *, out
 def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> object:
     """Compute torch.autograd.grad of collections; if ``inputs`` is a collection, so is the result."""
     outputs, inputs, grad_outputs = map(_get_single, (outputs, inputs, grad_outputs))
-    gradients = grad_outputs
+    computed, gradients = outputs, grad_outputs
+    if isinstance(outputs, Core):
+        # Leaves without gradients, such as indices, take no part; torch raises its error if there are no others.
+        leaves = outputs._leaves()
+        computed = [leaf for leaf in leaves if leaf.requires_grad] or leaves
     if isinstance(grad_outputs, Core):
         if not isinstance(outputs, Core):
             raise TypeError("torch.autograd.grad() takes a collection as grad_outputs where outputs is one")
-        gradients = []
-        outputs._flatten_other(grad_outputs, gradients)
-    computed = outputs._leaves() if isinstance(outputs, Core) else outputs
+        pairs = pair_leaves(outputs, grad_outputs, attrgetter("requires_grad"))
+        computed, gradients = [leaf for leaf, _ in pairs], [given for _, given in pairs]
     if not isinstance(inputs, Core):
         return torch.autograd.grad(computed, inputs, gradients, *args, **kwargs)
     leaves = inputs._leaves()

@@ -1,0 +1,71 @@
+"""``assert_close`` of leaves of any two subclasses of Tensor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from td_core import StoredTensor, TensorDict, TensorDictParams, assert_close, lazy_stack
+from td_core.testing import RawFile
+
+
+class First(Tensor):
+    """A subclass of Tensor."""
+
+
+class Second(Tensor):
+    """Another subclass of Tensor."""
+
+
+class Derived(First):
+    """A subclass of a subclass."""
+
+
+def make(convert: Callable[[Tensor], Tensor], start: float = 0.0) -> TensorDict:
+    leaves = {"w": torch.arange(start, start + 6).view(3, 2), "n": {"b": torch.ones(3)}}
+    return TensorDict(leaves, batch_size=[3]).apply(convert)
+
+
+def make_kinds(folder: Path, start: float) -> dict[str, Any]:
+    """Build collections of equal elements, with leaves of different classes."""
+    count = itertools.count()
+
+    def store(leaf: Tensor) -> Tensor:
+        return StoredTensor(RawFile.create(folder / f"{start}-{next(count)}.bin", leaf))
+
+    kinds = {
+        "plain": make(torch.clone, start),
+        "parameters": TensorDictParams(make(torch.clone, start)),
+        "buffers": make(nn.Buffer, start),
+        "first": make(lambda leaf: leaf.as_subclass(First), start),
+        "second": make(lambda leaf: leaf.as_subclass(Second), start),
+        "derived": make(lambda leaf: leaf.as_subclass(Derived), start),
+        "stored": make(store, start),
+    }
+    return {**kinds, "lazy": lazy_stack(kinds["second"].unbind(0))}
+
+
+def test_assert_close_compares_leaves_of_all_pairs_of_classes(tmp_path: Path) -> None:
+    same, others = make_kinds(tmp_path, 0.0), make_kinds(tmp_path, 1.0)
+    for first, second in itertools.product(same, same):
+        assert assert_close(same[first], same[second])
+        with pytest.raises(AssertionError, match="key 'w' differs: Tensor-likes are not close"):
+            assert_close(same[first], others[second])
+
+
+def test_assert_close_of_other_classes_compares_dtype_and_shape() -> None:
+    first, second = (make(lambda leaf, cls=cls: leaf.as_subclass(cls)) for cls in (First, Second))
+    with pytest.raises(
+        AssertionError, match=r"key 'w' differs: The values for attribute 'dtype' do not match"
+    ):
+        assert_close(first, second.double())
+    with pytest.raises(
+        AssertionError, match=r"key 'w' differs: The values for attribute 'shape' do not match"
+    ):
+        assert_close(first, second.set("w", second["w"][:, :1]))
