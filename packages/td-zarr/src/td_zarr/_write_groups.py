@@ -29,7 +29,6 @@ from ._array_documents import (
 from ._chunk_access import write_arrays
 from ._dim_labels import describe_levels, describe_values, name_dims
 from ._group_locations import find_local_path, find_objects
-from ._group_locks import hold_directory
 from ._local_objects import LocalObjects
 from ._read_collections import open_collection
 from ._zarr_objects import Objects, create_zip
@@ -260,9 +259,7 @@ def _replace(
         _check_replaceable(path)
         with NewDirectory(path) as folder:
             write(LocalObjects(folder.temporary))
-            with hold_directory(folder.path):
-                _check_replaceable(path)  # again, since another program can have added arrays
-                folder.commit(durable=durable)
+            folder.commit(durable=durable)
 
 
 def _start(objects: Objects) -> None:
