@@ -16,6 +16,7 @@ from td_nn import (
     CompositeDistribution,
     ModuleKeysError,
     ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
     composite_lp_aggregate,
     set_composite_lp_aggregate,
 )
@@ -266,3 +267,115 @@ def test_set_aggregate_environment_variable_sets_default(word, expected):
     environment = {**os.environ, "COMPOSITE_LP_AGGREGATE": word}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert expected in done.stdout + done.stderr
+
+
+def make_agents(root, node):
+    """Return parameters of two components of agents: actions of 4 features, and a direction."""
+    move = {"loc": torch.zeros(*node, 4), "scale": torch.ones(*node, 4)}
+    params = {"move": move, "turn": {"logits": torch.zeros(*node, 6)}}
+    agents = TensorDict({"params": TensorDict(params, node)}, node)
+    return TensorDict({"agents": agents, "done": torch.zeros(*root, 1)}, root)
+
+
+def make_policy(move, **options):
+    return ProbabilisticTensorDictModule(
+        {"params": ("agents", "params")},
+        [("agents", "move"), ("agents", "turn")],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={
+            "distribution_map": {"move": move, "turn": dist.Categorical},
+            "name_map": {"move": ("agents", "move"), "turn": ("agents", "turn")},
+        },
+        return_log_prob=True,
+        default_interaction_type="random",
+        **options,
+    )
+
+
+def sum_log_probs(td):
+    lp = dist.Normal(0.0, 1.0).log_prob(td["agents", "move"]).sum(-1)
+    return lp + dist.Categorical(logits=torch.zeros(6)).log_prob(td["agents", "turn"])
+
+
+MOVES = {
+    "features": dist.Normal,
+    "independent": lambda loc, scale: dist.Independent(dist.Normal(loc, scale), 1),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("aggregate", [True, None])
+@pytest.mark.parametrize(("root", "node"), [([], [3]), ([5], [5, 3]), ([5], [5]), ([], [])], ids=str)
+def test_aggregated_log_prob_has_batch_shape_of_distribution(root, node, aggregate, move):
+    data = make_agents(root, node)
+    with set_composite_lp_aggregate(aggregate is None):
+        policy = make_policy(MOVES[move], aggregate=aggregate)
+        result = policy(data.clone())
+        expected = sum_log_probs(result)
+        assert expected.shape == torch.Size(node) == policy.get_dist(data).batch_shape
+        torch.testing.assert_close(result["sample_log_prob"], expected)
+        torch.testing.assert_close(policy.log_prob(result.clone()), expected)
+        for is_composite in (True, False):
+            seq = ProbabilisticTensorDictSequential(policy, return_composite=is_composite)
+            torch.testing.assert_close(seq.log_prob(result.clone()), expected)
+            assert seq.get_dist(result).batch_shape == torch.Size(node)
+        policy.num_samples = torch.Size([7])
+        drawn = policy(data.clone())
+        assert drawn["sample_log_prob"].shape == (7, *node)
+        torch.testing.assert_close(drawn["sample_log_prob"], sum_log_probs(drawn))
+
+
+@pytest.mark.parametrize(("root", "node"), [([], [3]), ([5], [5, 3]), ([], [])], ids=str)
+def test_aggregated_composite_sums_over_features_only(root, node):
+    data = make_agents(root, node)
+    maps = {"move": dist.Normal, "turn": dist.Categorical}
+    names = {name: ("agents", name) for name in maps}
+    composite = CompositeDistribution(data["agents", "params"], maps, name_map=names, aggregate=True)
+    sample = data.update(composite.sample())
+    expected = sum_log_probs(sample)
+    torch.testing.assert_close(composite.log_prob(sample), expected)
+    torch.testing.assert_close(composite.log_prob_composite(sample)["sample_log_prob"], expected)
+    entropy = composite["agents", "move"].entropy().sum(-1) + composite["agents", "turn"].entropy()
+    torch.testing.assert_close(composite.entropy(), entropy)
+    torch.testing.assert_close(composite.entropy_composite()["entropy"], entropy)
+    several = composite.sample([7])
+    torch.testing.assert_close(composite.log_prob(several), sum_log_probs(several))
+    nested = CompositeDistribution.from_distributions(
+        TensorDict(batch_size=root), {"all": composite}, aggregate=True
+    )
+    total = nested.log_prob(TensorDict({"all": sample}, root))
+    torch.testing.assert_close(
+        total, expected.sum(tuple(range(len(root) - len(node), 0))) if node != root else expected
+    )
+
+
+def test_aggregated_log_prob_of_two_distributions_of_agents_keeps_agents():
+    def make(name):
+        return ProbabilisticTensorDictModule(
+            {"loc": ("agents", "loc"), "scale": ("agents", "scale")},
+            [("agents", name)],
+            distribution_class=dist.Normal,
+        )
+
+    with set_composite_lp_aggregate(True):
+        seq = ProbabilisticTensorDictSequential(make("a"), make("b"))
+        params = {"loc": torch.zeros(3, 4), "scale": torch.ones(3, 4)}
+        td = seq(TensorDict({"agents": TensorDict(params, [3])}))
+        lp = dist.Normal(0.0, 1.0).log_prob(torch.zeros(3, 4)).sum(-1)
+        torch.testing.assert_close(seq.log_prob(td), 2 * lp)
+
+
+def test_aggregated_log_prob_of_class_without_batch_shape_sums_to_batch_size():
+    class Zeros(dist.Distribution):
+        has_rsample = False
+        arg_constraints = {}  # noqa: RUF012  torch declares it as a dict
+
+        def __init__(self, loc):
+            super().__init__(validate_args=False)
+
+        def log_prob(self, value):
+            return torch.ones_like(value)
+
+    params = TensorDict({"a": {"loc": torch.zeros(3, 2)}}, [3])
+    composite = CompositeDistribution(params, {"a": Zeros}, aggregate=True)
+    assert composite.log_prob(TensorDict({"a": torch.zeros(3, 2)}, [3])).tolist() == [2, 2, 2]

@@ -15,7 +15,9 @@ from td_nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    TensorDictModuleWrapper,
     TensorDictSequential,
+    interaction_type,
     set_composite_lp_aggregate,
     set_interaction_type,
     set_skip_existing,
@@ -416,3 +418,120 @@ def test_dist_sample_draws_from_last_distribution():
     made = chain(return_composite=False)
     built = made.get_dist(given())
     assert (made._dist_sample(built, interaction_type=InteractionType.MEAN) == X + 2).all()
+
+
+def watch(seen, source="x", name="p"):
+    """Return a module that records the interaction type."""
+
+    def run(x):
+        seen.append(interaction_type())
+        return x
+
+    return TensorDictModule(run, [source], [name])
+
+
+def draw(name, kind, **options):
+    return ProbabilisticTensorDictModule(
+        {"logits": "p"}, [name], distribution_class=dist.Categorical, default_interaction_type=kind, **options
+    )
+
+
+RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
+#: A sequence, and the type under which its members run: in a call, and in get_dist_params().
+TYPED = {
+    "one": (lambda seen: [watch(seen), draw("a", RANDOM)], RANDOM, RANDOM),
+    "nested members": (
+        lambda seen: [TensorDictSequential(watch(seen), watch(seen)), draw("a", MODE)],
+        MODE,
+        MODE,
+    ),
+    "nested distribution": (
+        lambda seen: [watch(seen), ProbabilisticTensorDictSequential(watch(seen), draw("a", RANDOM))],
+        RANDOM,
+        RANDOM,
+    ),
+    "in a plain sequence": (
+        lambda seen: [watch(seen), TensorDictSequential(watch(seen), draw("a", MODE))],
+        MODE,
+        MODE,
+    ),
+    "wrapped member": (
+        lambda seen: [TensorDictModuleWrapper(watch(seen)), draw("a", RANDOM)],
+        RANDOM,
+        RANDOM,
+    ),
+    "member after it": (lambda seen: [watch(seen), draw("a", RANDOM), watch(seen, "a", "b")], RANDOM, RANDOM),
+    "two of one type": (
+        lambda seen: [watch(seen), draw("a", RANDOM), watch(seen), draw("b", RANDOM)],
+        RANDOM,
+        RANDOM,
+    ),
+    "two types": (lambda seen: [watch(seen), draw("a", RANDOM), watch(seen), draw("b", MODE)], None, MODE),
+}
+CALLS = {
+    "call": lambda seq, td: seq(td),
+    "call with tensors": lambda seq, td: seq(x=td["x"]),
+    "forward": lambda seq, td: seq.forward(td),
+    "get_dist": lambda seq, td: seq.get_dist(td),
+    "log_prob": lambda seq, td: seq.log_prob(td.set("a", torch.tensor(1)).set("b", torch.tensor(1))),
+    "get_dist_params": lambda seq, td: seq.get_dist_params(td),
+    "tensordict_out": lambda seq, td: seq(td, tensordict_out=TensorDict()),
+    "subsequence": lambda seq, td: seq.select_subsequence(out_keys=["a", "b"])(td),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", TYPED)
+def test_members_run_under_interaction_type_of_distribution(name, call):
+    seen = []
+    make, in_call, in_params = TYPED[name]
+    seq = ProbabilisticTensorDictSequential(*make(seen))
+    expected = in_params if call == "get_dist_params" else in_call
+    CALLS[call](seq, TensorDict(x=torch.zeros(3)))
+    assert seen and {*seen} == {expected} and interaction_type() is None
+    seen.clear()
+    with set_interaction_type("mean" if call in ("get_dist", "get_dist_params") else "mode"):
+        CALLS[call](seq, TensorDict(x=torch.zeros(3)))
+        assert seen and None not in seen and {*seen} == {interaction_type()}
+
+
+def test_members_run_under_interaction_type_of_last_without_composite():
+    seen = []
+    members = [watch(seen), draw("a", RANDOM), watch(seen), draw("b", MODE)]
+    seq = ProbabilisticTensorDictSequential(*members, return_composite=False)
+    seq(TensorDict(x=torch.zeros(3)))
+    seq.get_dist(TensorDict(x=torch.zeros(3)))
+    members[-1].default_interaction_type = RANDOM
+    seq(TensorDict(x=torch.zeros(3)))
+    assert seen == [MODE] * 4 + [RANDOM] * 2
+
+
+@pytest.mark.parametrize("call", ["__call__", "get_dist", "get_dist_params", "log_prob"])
+def test_error_of_member_restores_interaction_type(call):
+    def fail(x):
+        raise ZeroDivisionError
+
+    seq = ProbabilisticTensorDictSequential(TensorDictModule(fail, ["x"], ["p"]), draw("a", RANDOM))
+    with pytest.raises(ZeroDivisionError):
+        getattr(seq, call)(TensorDict(x=torch.zeros(3)))
+    assert interaction_type() is None
+    with set_interaction_type("mean"):
+        with pytest.raises(ZeroDivisionError):
+            getattr(seq, call)(TensorDict(x=torch.zeros(3)))
+        assert interaction_type() is InteractionType.MEAN
+
+
+def test_build_dist_from_params_uses_interaction_type_of_distribution():
+    seen = []
+
+    def make(logits):
+        seen.append(interaction_type())
+        return dist.Categorical(logits=logits)
+
+    last = ProbabilisticTensorDictModule(
+        {"logits": "x"}, ["a"], distribution_class=make, default_interaction_type="mode"
+    )
+    seq = ProbabilisticTensorDictSequential(last)
+    for call in (seq, seq.get_dist, seq.build_dist_from_params):
+        call(TensorDict(x=torch.zeros(3)))
+    assert seen == [MODE] * 3

@@ -116,7 +116,9 @@ class Coercers:
             # torch.compile cannot iterate over the __mro__ of a builtin, whose only base is object.
             return exact
         for base in cls.__mro__[:-1]:
-            coercer = self._by_type.get(base) or self._by_name.find(base)
+            coercer = self._by_type.get(base)
+            if coercer is None and base not in _WITHOUT_BASES:
+                coercer = self._by_name.find(base)
             if coercer is not None:
                 return coercer
         return None

@@ -14,10 +14,10 @@ from td_core import TensorCollection, TensorDict, unravel_key
 from ._aggregate import composite_lp_aggregate
 from ._distribution_values import compute_deterministic_value, rsample
 from ._module import missing_keys, show_missing
-from ._module_keys import Key
+from ._module_keys import Key, store_outputs
 from .module_errors import MissingKeyError, ModuleKeysError
 
-__all__ = ["CompositeDistribution", "add_suffix", "rename_components", "sum_scores"]
+__all__ = ["CompositeDistribution", "add_suffix", "rename_components"]
 
 NO_SHAPE = torch.Size()
 
@@ -264,8 +264,28 @@ class CompositeDistribution(dist.Distribution):
     def _lay_out(self, scores: dict[Key, Any], size: torch.Size) -> Any:
         """Return the sum of log-probabilities if they are aggregated, else a collection with one entry per key."""
         if self._is_aggregating():
-            return sum_scores(scores.values(), size)
+            return self.sum_scores(scores, size)
         return _add_suffixes(scores, "_log_prob", size)
+
+    def sum_scores(self, scores: Mapping[Key, Any], size: torch.Size) -> Tensor:
+        """Sum log-probabilities or entropies over the components, and over the dims of each after the batch shape.
+
+        Args:
+            scores: the log-probability or entropy of each component, by sample key.
+            size: the batch size of the sample, which counts if it has more dims than the batch shape.
+        """
+        dims = len(self._batch_shape)
+        kept = max(len(size), dims)
+        total: Any = 0
+        for key, each in self.dists.items():
+            score, own = scores[key], len(getattr(each, "batch_shape", ()))
+            if isinstance(score, TensorCollection):  # the component is a composite
+                inner = max(own, score.batch_dims)
+                score = sum(_sum_last(leaf, leaf.ndim - inner) for leaf in score.values(True, True))
+            spare = score.ndim - kept
+            # A class without a batch shape does not tell the dims of its features from those of the sample.
+            total = total + _sum_last(score, min(own - dims, spare) if 0 < own >= dims else spare)
+        return total  # type: ignore[no-any-return]
 
     def score(self, sample: TensorCollection) -> dict[Key, Any]:
         """Return the log-probability of each component, by sample key.
@@ -289,8 +309,9 @@ class CompositeDistribution(dist.Distribution):
             sample: a collection of batch size (..., *batch_shape) with the values; other entries are not read.
 
         Returns:
-            If log-probabilities are aggregated, a tensor of the batch size of ``sample``: the sum over components and
-            event dims. Else a TensorDict with one entry per component, at its sample key with the suffix ``_log_prob``.
+            If log-probabilities are aggregated, a tensor of shape (..., *batch_shape): the sum over components and event
+            dims, also if ``sample`` has fewer batch dims. Else a TensorDict with one entry per component, at its sample
+            key with the suffix ``_log_prob``.
         """
         return self._lay_out(self.score(sample), sample.batch_size)
 
@@ -312,7 +333,7 @@ class CompositeDistribution(dist.Distribution):
         is_summed = self._is_aggregating()
         found = {add_suffix(key, "_log_prob"): value for key, value in scores.items()}
         if is_summed if include_sum is None else include_sum:
-            found[self.log_prob_key] = sum_scores(scores.values(), sample.batch_size)
+            found[self.log_prob_key] = self.sum_scores(scores, sample.batch_size)
         if is_summed and self.aggregate is None:
             return _write(sample, found)
         return TensorDict(found, batch_size=sample.batch_size)
@@ -333,7 +354,7 @@ class CompositeDistribution(dist.Distribution):
         """
         entropies = self._compute_entropies(samples_mc)
         if self._is_aggregating():
-            return sum_scores(entropies.values(), self._batch_shape)
+            return self.sum_scores(entropies, self._batch_shape)
         return self._lay_out_entropies(entropies, bool(include_sum))
 
     def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> TensorDict:
@@ -354,7 +375,7 @@ class CompositeDistribution(dist.Distribution):
     def _lay_out_entropies(self, entropies: dict[Key, Any], has_sum: bool) -> TensorDict:
         found = _add_suffixes(entropies, "_entropy", self._batch_shape)
         if has_sum:
-            found.set(self.entropy_key, sum_scores(entropies.values(), self._batch_shape))
+            found.set(self.entropy_key, self.sum_scores(entropies, self._batch_shape))
         return found
 
     def cdf(self, sample: TensorCollection) -> TensorCollection:  # type: ignore[override]
@@ -525,15 +546,9 @@ def _add_suffixes(values: Mapping[Key, Any], suffix: str, size: torch.Size) -> T
     return TensorDict({add_suffix(key, suffix): value for key, value in values.items()}, batch_size=size)
 
 
-def sum_scores(values: Any, size: torch.Size) -> Tensor:
-    """Sum tensors, each over the dims after the batch dims ``size``."""
-    total: Any = 0
-    for value in values:
-        if isinstance(value, TensorCollection):  # a component can be a composite
-            value = sum_scores(value.values(True, True), size)
-        extra = value.ndim - len(size)
-        total = total + (value.sum(tuple(range(-extra, 0))) if extra > 0 else value)
-    return total  # type: ignore[no-any-return]
+def _sum_last(score: Tensor, count: int) -> Tensor:
+    """Sum over the last ``count`` dims, if there are any."""
+    return score.sum(tuple(range(-count, 0))) if count > 0 else score
 
 
 def _compute_entropy(each: Any, samples_mc: int) -> Any:
@@ -547,6 +562,5 @@ def _compute_entropy(each: Any, samples_mc: int) -> Any:
 
 
 def _write(sample: TensorCollection, found: Mapping[Key, Any]) -> TensorCollection:
-    for key, value in found.items():
-        sample.set(key, value)
+    store_outputs(sample, found, found.values())
     return sample

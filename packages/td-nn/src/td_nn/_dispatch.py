@@ -198,7 +198,11 @@ def unpack_outputs(result: Any, tensordict: TensorDict, out_keys: Sequence[Key],
 
 def _find_shared_size(values: Any) -> torch.Size:
     """Return the leading dims that all values share; an object without a shape has no dims."""
-    sizes = [_size_of(value) for value in values]
+    return share_dims([_size_of(value) for value in values])
+
+
+def share_dims(sizes: Sequence[torch.Size]) -> torch.Size:
+    """Return the leading dims that all sizes share."""
     if not sizes:
         return torch.Size()
     shortest = min(map(len, sizes))

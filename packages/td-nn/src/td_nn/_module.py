@@ -14,7 +14,7 @@ from td_core import KeyPathError, KeyThroughLeafError, TensorCollection, TensorD
 
 from ._dispatch import dispatch
 from ._module_base import ResultT, TensorDictModuleBase, show_module
-from ._module_keys import SINK, FollowedKeys, Key
+from ._module_keys import SINK, FollowedKeys, Key, read_outputs, store_outputs
 from ._switches import STATE, has_outputs
 from .module_errors import MissingKeyError, ModuleKeysError, OutputError, note_place
 
@@ -33,7 +33,8 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         module: the callable; with ``method``, the object that has the method.
         in_keys: the keys of the positional arguments, or a dict from argument names to keys.
         out_keys: the keys of the results; a result at ``"_"`` is not stored. A list that the callable returns is one
-            result, a tuple is several. A dict or collection that has all ``out_keys`` is read by key.
+            result, a tuple is several. A dict or collection that has all ``out_keys``, nested ones below its nested
+            collections, is read by key. If one result does not fit the collection, none is stored.
         out_to_in_map: False if a dict of ``in_keys`` maps keys to argument names.
         inplace: True stores the results in the input collection, False in a new one, ``"empty"`` in a new one of the same
             kind, batch size and device.
@@ -227,9 +228,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
             tensordict_out = (
                 tensordict if inplace is True else tensordict.empty() if inplace else TensorDict()
             )
-        for key, value in zip(self._all_out_keys if out_keys is None else out_keys, tensors):
-            if key != SINK:
-                tensordict_out.set(key, value)
+        store_outputs(tensordict_out, self._all_out_keys if out_keys is None else out_keys, tensors)
         return tensordict_out
 
     def _with_method_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -243,15 +242,15 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
     def _outputs(self, result: Any, out_keys: tuple[Key, ...]) -> Any:
         """Convert what the callable returned to one result per key."""
         if isinstance(result, (dict, TensorCollection)) and out_keys:
-            present = set(result.keys())
             wanted = [key for key in out_keys if key != SINK]
-            absent = [key for key in wanted if key not in present]
+            found = read_outputs(result, wanted)
+            absent = [key for key in wanted if key not in found]
             if wanted and not absent:
-                return [None if key == SINK else result[key] for key in out_keys]
+                return [found.get(key) for key in out_keys]
             if len(out_keys) > 1:
                 raise OutputError(
                     f"{show_module(self)} returned a {type(result).__name__} without {', '.join(map(repr, absent))}: it has "
-                    f"{list(present)}, and its out_keys are {list(out_keys)}"
+                    f"{list(result.keys())}, and its out_keys are {list(out_keys)}"
                 )
         if not isinstance(result, tuple):
             result = () if result is None else (result,)

@@ -1,9 +1,11 @@
-"""The keys of modules: checks of arguments, and the descriptors that store declared and assigned keys."""
+"""The keys of modules: checks of arguments, entries under keys, and the descriptors that store declared and assigned keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, MutableSequence
 from typing import Any
+
+from torch import Tensor
 
 from td_core import KeyPathError, TensorCollection, unravel_key
 
@@ -19,6 +21,8 @@ __all__ = [
     "is_provided",
     "join_key",
     "is_related",
+    "read_outputs",
+    "store_outputs",
 ]
 
 #: A key in its shortest form: a string, or a tuple of at least two strings.
@@ -98,6 +102,37 @@ def remove_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> None:
         while level and not tensordict[level].keys():
             tensordict.del_(level)
             level = level[:-1]
+
+
+def read_outputs(result: Any, keys: Iterable[Key]) -> dict[Key, Any]:
+    """Return the values of a dict or collection at those of the keys that it has; a nested dict has nested keys, too."""
+    found: dict[Key, Any] = {}
+    for key in keys:
+        if isinstance(result, dict) and key in result:
+            found[key] = result[key]
+            continue
+        node = result
+        for part in (key,) if type(key) is str else key:
+            if not isinstance(node, (dict, TensorCollection)) or part not in node:
+                break
+            node = node[part]
+        else:
+            found[key] = node
+    return found
+
+
+def store_outputs(tensordict: Any, keys: Iterable[Key], values: Iterable[Any]) -> None:
+    """Store all values or, if one does not fit, none. A collection replaces the entry at its key."""
+    entries = {key: value for key, value in zip(keys, values) if key != SINK}
+    if len(entries) == 1:
+        tensordict.set(*next(iter(entries.items())))
+    elif entries:
+        are_tensors = sum([isinstance(value, Tensor) for value in entries.values()]) == len(entries)
+        tensordict.update(entries, is_leaf=None if are_tensors else _is_whole)
+
+
+def _is_whole(cls: type) -> bool:
+    return True
 
 
 class DeclaredKeys:

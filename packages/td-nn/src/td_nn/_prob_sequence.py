@@ -11,11 +11,11 @@ import torch
 from td_core import TensorCollection, TensorDict
 
 from ._composite import CompositeDistribution, add_suffix
-from ._dispatch import dispatch
+from ._dispatch import dispatch, share_dims
 from ._interaction import InteractionType, interaction_type, set_interaction_type
 from ._module import Inplace
 from ._module_base import show_module
-from ._module_keys import Key
+from ._module_keys import Key, store_outputs
 from ._probabilistic import ProbabilisticTensorDictModule
 from ._sequence import TensorDictSequential, has_keys, run_on_members
 from ._switches import STATE
@@ -32,6 +32,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     A call runs the members in order. If the last member is a distribution and earlier members write its samples, it does
     not draw. :meth:`get_dist` and :meth:`log_prob` condition each distribution on samples of the earlier ones: they use
     the samples in the collection and draw missing ones. Members of nested sequences are treated as members, too.
+
+    Outside of :class:`set_interaction_type`, all members run under the default interaction type of the last distribution.
+    If ``return_composite`` is True and the distributions have several types, each has its own, and other members see None.
 
     Args:
         *modules: the members; or one list of them; or one dict from names to members.
@@ -63,7 +66,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     _return_composite: bool | None = None
 
     #: Result of :meth:`_make_plan`, computed in the first call.
-    _plan: tuple[bool, bool] | None = None
+    _plan: tuple[list[ProbabilisticTensorDictModule[Any]], bool] | None = None
 
     def __init__(
         self,
@@ -207,10 +210,14 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         plan = self._plan
         if plan is None:
             plan = self.__dict__["_plan"] = self._make_plan()
-        takes_last_type, is_written = plan
-        if takes_last_type and STATE.interaction_type is None:
-            with set_interaction_type(self.default_interaction_type):
-                return self._run(tensordict, kwargs, requires_sample)
+        dists, is_written = plan
+        if dists and STATE.interaction_type is None:
+            STATE.interaction_type = kind = _find_shared_type(dists)  # hot path: without the context manager
+            if kind is not None:
+                try:
+                    return self._run(tensordict, kwargs, requires_sample)
+                finally:
+                    STATE.interaction_type = None
         if requires_sample is None and is_written:
             requires_sample = False
         members: Any = self._modules["module"]._modules  # type: ignore[union-attr]
@@ -231,15 +238,20 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             raise
         return tensordict
 
-    def _make_plan(self) -> tuple[bool, bool]:
-        """Return two bools: earlier members use the interaction type of the last; they write all its samples."""
+    def _make_plan(self) -> tuple[list[ProbabilisticTensorDictModule[Any]], bool]:
+        """Return the distributions whose interaction type all members use, and whether members write all samples of the last."""
         *early, last = self
-        takes_last_type = not self.return_composite and any(find_distributions(early))
+        dists = self._list_typed()
         written = {key for module in early for key in module.out_keys}
         is_written = isinstance(last, ProbabilisticTensorDictModule) and written.issuperset(
             last.dist_sample_keys
         )
-        return takes_last_type, is_written
+        return dists, is_written
+
+    def _list_typed(self) -> list[ProbabilisticTensorDictModule[Any]]:
+        """List the distributions whose default interaction type applies to all members, if they have the same."""
+        dists = self._list_distributions()
+        return dists if self.return_composite else dists[:1]
 
     def _take_members(self, container: Any, in_keys: list[Key], out_keys: list[Key]) -> None:
         super()._take_members(container, in_keys, out_keys)
@@ -276,11 +288,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensor(7.)
         """
         modules = self._require_distributions()
-        if self.return_composite:
-            return self._build_composite(modules, tensordict, tensordict_out, kwargs)
-        return self._build_last(
-            modules[0], self._run_before_last(modules, tensordict, tensordict_out, kwargs)
-        )
+        with _set_type(_find_shared_type(self._list_typed())):
+            if self.return_composite:
+                return self._build_composite(modules, tensordict, tensordict_out, kwargs)
+            result = self._run_before_last(modules, tensordict, tensordict_out, kwargs)
+            return self._build_last(modules[0], result)
 
     def get_dist_params(
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
@@ -292,7 +304,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             tensordict_out: collection that receives the outputs of the members; ``tensordict`` does not change then.
             **kwargs: further arguments of the members that are not distributions.
         """
-        result = self._run_before_last(self._require_distributions(), tensordict, tensordict_out, kwargs)
+        modules = self._require_distributions()
+        with _set_type(modules[0].default_interaction_type):
+            result = self._run_before_last(modules, tensordict, tensordict_out, kwargs)
         return result if tensordict_out is None else tensordict_out
 
     def build_dist_from_params(self, tensordict: TensorCollection) -> Any:
@@ -301,7 +315,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         Raises:
             RuntimeError: no member is a distribution.
         """
-        return self._build_last(self._require_distributions()[0], tensordict)
+        last = self._require_distributions()[0]
+        with _set_type(last.default_interaction_type):
+            return self._build_last(last, tensordict)
 
     def log_prob(
         self,
@@ -383,12 +399,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Run the members before the last distribution, store their outputs, and return the collection it reads."""
         if tensordict_out is not None or self.inplace in (False, "empty"):
             tensordict = tensordict.copy()
-        if len(modules) == 1:
-            result = _run_conditioned(self, tensordict, kwargs, [], 1)
-        else:
-            kind = STATE.interaction_type or modules[0].default_interaction_type
-            with set_interaction_type(kind):
-                result = _run_conditioned(self, tensordict, kwargs, [], len(modules))
+        result = _run_conditioned(self, tensordict, kwargs, [], len(modules))
         self._store_written(modules[0], result, tensordict_out)
         return result
 
@@ -417,7 +428,16 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                     f"{show_module(module)} draws the samples {module._out_keys} together, which a CompositeDistribution "
                     "cannot hold; build the sequence with return_composite=False"
                 )
-        return CompositeDistribution.from_distributions(result, dists, aggregate=results[-1][0]._aggregate)
+        sizes = [
+            size
+            for module, dist in results
+            if module is not None
+            for size in _list_sizes(module, dist, result)
+        ]
+        shared = share_dims(sizes)
+        # The distributions of a collection without batch dims can share those of a nested one.
+        params = TensorDict(batch_size=shared) if len(shared) > result.batch_dims else result
+        return CompositeDistribution.from_distributions(params, dists, aggregate=results[-1][0]._aggregate)
 
     def _store_written(
         self,
@@ -427,9 +447,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     ) -> None:
         if tensordict_out is not None:
             present = result.keys(True)
-            for key in self._all_out_keys:
-                if key in present and key not in (*last._out_keys, *last._log_prob_keys):
-                    tensordict_out.set(key, result.get(key))
+            own = (*last._out_keys, *last._log_prob_keys)
+            kept = [key for key in self._all_out_keys if key in present and key not in own]
+            store_outputs(tensordict_out, kept, map(result.get, kept))
 
 
 def _run_conditioned(
@@ -463,6 +483,31 @@ def _run_conditioned(
             seq._locate(error, place)
             raise
     return tensordict
+
+
+def _find_shared_type(dists: list[ProbabilisticTensorDictModule[Any]]) -> InteractionType | None:
+    """Return the default interaction type of distributions; None if they differ."""
+    kind = dists[0].default_interaction_type
+    for module in dists[1:]:
+        if module.default_interaction_type is not kind:
+            return None
+    return kind
+
+
+def _set_type(kind: InteractionType | None) -> set_interaction_type:
+    """Return a block with an interaction type, unless there is one already."""
+    return set_interaction_type(STATE.interaction_type or kind)
+
+
+def _list_sizes(
+    module: ProbabilisticTensorDictModule[Any], dist: Any, tensordict: TensorCollection
+) -> list[torch.Size]:
+    """Return the batch shape of a distribution, and the batch sizes of the collections that hold its parameters."""
+    sizes = [torch.Size(getattr(dist, "batch_shape", ()))]
+    if not isinstance(dist, CompositeDistribution):
+        levels = [tensordict if type(key) is str else tensordict.get(key[:-1]) for key in module.in_keys]
+        sizes += [level.batch_size for level in levels if level is not None]
+    return sizes
 
 
 def is_probabilistic(module: Any) -> bool:

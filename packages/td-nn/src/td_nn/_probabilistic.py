@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from td_core import TensorCollection, TensorDict
 
 from ._aggregate import composite_lp_aggregate
-from ._composite import CompositeDistribution, add_suffix, rename_components, sum_scores
+from ._composite import CompositeDistribution, add_suffix, rename_components
 from ._delta import Delta
 from ._dispatch import dispatch
 from ._distribution_values import take_value
@@ -21,7 +21,7 @@ from ._generators import as_generator, draw_seed, draw_with, use_generator
 from ._interaction import InteractionType
 from ._module import missing_keys, show_missing
 from ._module_base import ResultT, TensorDictModuleBase, show_module
-from ._module_keys import SINK, Key, as_keys, is_related
+from ._module_keys import SINK, Key, as_keys, is_related, read_outputs, store_outputs
 from ._switches import STATE, has_outputs
 from .module_errors import MissingKeyError, ModuleKeysError, SelectionError, note_place
 
@@ -393,10 +393,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             return scores
         if not self._composite_lp_aggreate_at_init:
             return TensorDict(self._rename_scores(scores), batch_size=tensordict.batch_size)
+        total = dist.sum_scores(scores, tensordict.batch_size)
         if self._aggregate is None:
-            for key, value in scores.items():
-                tensordict.set(add_suffix(key, "_log_prob"), value)
-        return sum_scores(scores.values(), tensordict.batch_size)
+            store_outputs(tensordict, [add_suffix(key, "_log_prob") for key in scores], scores.values())
+        return total
 
     def _read_sample(self, tensordict: TensorCollection, dist: Any) -> Any:
         """Read the sample from a collection: a collection for a composite, else a tensor or a tuple of tensors."""
@@ -466,7 +466,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         requires_sample: bool = True,
     ) -> Any:
         """Store a sample or statistic of a distribution; return the collection that has it."""
-        scores = None
+        scores = write_seed = None
         if self.return_log_prob:
             self._refuse_other_mode()
         if not requires_sample:
@@ -474,13 +474,22 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         elif self.generator is None:
             sample, scores = self._take_value(dist, self._read_interaction_type())
         else:
-            sample, scores = self._draw_with_generator(tensordict, dist, self._read_interaction_type())
+            sample, scores, write_seed = self._draw_with_generator(
+                tensordict, dist, self._read_interaction_type()
+            )
         target: Any = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and requires_sample:
             target = target.expand(self.num_samples + target.batch_size)
-        self._write_sample(target, sample)
+        entries = self._name_samples(sample)
         if self.return_log_prob:
-            self._write_scores(target, dist, self._score(dist, sample) if scores is None else scores)
+            scores = self._score(dist, sample) if scores is None else scores
+            entries = {**dict(entries.items()), **self._name_scores(dist, scores, target.batch_size)}
+        if isinstance(sample, (dict, TensorCollection)):
+            target.update(entries)
+        else:
+            store_outputs(target, entries, entries.values())
+        if write_seed is not None:
+            write_seed()
         return target
 
     def _read_interaction_type(self) -> InteractionType:
@@ -501,20 +510,20 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
     def _draw_with_generator(
         self, tensordict: TensorCollection, dist: Any, kind: InteractionType
-    ) -> tuple[Any, Any]:
-        """Return a sample or statistic as ``_take_value`` does, and draw with the generator."""
+    ) -> tuple[Any, Any, Callable[[], None] | None]:
+        """Draw as ``_take_value`` does, with the generator. Also return a function that stores the next seed, if there is one."""
         if kind is not InteractionType.RANDOM:
             shape = NO_SHAPE if self.num_samples is None else self.num_samples
             try:
-                return take_value(dist, kind, None, shape), None
+                return take_value(dist, kind, None, shape), None, None
             except NotImplementedError:
                 if kind in (InteractionType.MODE, InteractionType.MEDIAN):
                     raise
         generator, writeback = self._resolve_generator(tensordict)
-        result = draw_with(generator, lambda: self._take_value(dist, kind))
-        if generator is not None and writeback is not None:
-            writeback(generator)
-        return result
+        sample, scores = draw_with(generator, lambda: self._take_value(dist, kind))
+        if generator is None or writeback is None:
+            return sample, scores, None
+        return sample, scores, functools.partial(writeback, generator)
 
     def _resolve_generator(
         self, tensordict: TensorCollection
@@ -547,50 +556,40 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         with use_generator(generator):
             return take_value(dist, kind, self.n_empirical_estimate, shape)
 
-    def _write_sample(self, target: Any, sample: Any) -> None:
+    def _name_samples(self, sample: Any) -> Any:
+        """Return the samples by key: a dict, or the collection that the distribution drew."""
         keys = self._out_keys
-        if isinstance(sample, Tensor):
-            if len(keys) == 1:
-                if keys[0] != SINK:
-                    target.set(keys[0], sample)
-                return
-            sample = (sample,)
-        elif isinstance(sample, (dict, TensorCollection)):
-            if any(key != SINK and key not in sample for key in keys):
+        if isinstance(sample, (dict, TensorCollection)):
+            absent = [key for key in keys if key != SINK and key not in sample]
+            if len(read_outputs(sample, absent)) < len(absent):
                 written = sample if isinstance(sample, dict) else sample.keys(True, True)
                 self._refuse_unwritten(keys, list(written))
-            target.update(sample)
-            return
+            return sample
+        if isinstance(sample, Tensor):
+            sample = (sample,)
         if len(sample) != len(keys):
             raise ValueError(
                 f"{show_module(self)} drew {len(sample)} values for the {len(keys)} out_keys {keys}; give one key per value"
             )
-        for key, value in zip(keys, sample):
-            if key != SINK:
-                target.set(key, value)
+        return dict(zip(keys, sample))
 
-    def _write_scores(self, target: Any, dist: Any, scores: Any) -> None:
-        keys: Sequence[Key] = self._log_prob_keys
+    def _name_scores(self, dist: Any, scores: Any, size: torch.Size) -> dict[Key, Any]:
+        """Return the log-probabilities of a sample by key."""
+        keys = self._log_prob_keys
         if isinstance(scores, Tensor):
-            if len(keys) == 1:
-                target.set(keys[0], scores)
-                return
             scores = (scores,)
         elif isinstance(dist, CompositeDistribution):
             if not self._composite_lp_aggreate_at_init:
-                keys, scores = zip(*self._rename_scores(scores).items())
-            else:
-                total = sum_scores(scores.values(), target.batch_size)
-                if self._aggregate is None:
-                    for key, value in scores.items():
-                        target.set(add_suffix(key, "_log_prob"), value)
-                scores = (total,)
+                return self._rename_scores(scores)
+            found = {}
+            if self._aggregate is None:
+                found = {add_suffix(key, "_log_prob"): value for key, value in scores.items()}
+            return {**found, keys[0]: dist.sum_scores(scores, size)}
         if len(scores) != len(keys):
             raise ModuleKeysError(
                 f"{show_module(self)} returned {len(scores)} log-probabilities for the {len(keys)} log_prob_keys {keys}"
             )
-        for key, value in zip(keys, scores):
-            target.set(key, value)
+        return dict(zip(keys, scores))
 
     def __repr__(self) -> str:
         keys = self._out_keys + (self._log_prob_keys if self.return_log_prob else [])

@@ -14,7 +14,7 @@ from ._data_flow import FlowReport, check_flow, draw_flow, show_flow
 from ._dispatch import dispatch
 from ._module import Inplace, TensorDictModule
 from ._module_base import TensorDictModuleBase, show_module
-from ._module_keys import SINK, Key, as_keys, has_key, is_provided, is_related
+from ._module_keys import SINK, Key, as_keys, has_key, is_provided, is_related, store_outputs
 from ._switches import STATE, has_outputs
 from ._wrap import WrapModule
 from .module_errors import MissingKeyError, OutputError, SelectionError, note_place, show_step, step_out
@@ -144,9 +144,8 @@ class TensorDictSequential(TensorDictModule[Any]):
             tensordict_out = (
                 tensordict.empty() if inplace == "empty" else TensorDict() if inplace is False else tensordict
             )
-        for key in wanted:
-            if key != SINK and key in present:
-                tensordict_out.set(key, result.get(key))
+        kept = [key for key in wanted if key != SINK and key in present]
+        store_outputs(tensordict_out, kept, map(result.get, kept))
         return tensordict_out
 
     def _run(self, tensordict: Any) -> Any:

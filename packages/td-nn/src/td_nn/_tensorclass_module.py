@@ -11,7 +11,7 @@ from td_core import TensorCollection, TensorDict
 
 from ._dispatch import dispatch
 from ._module_base import TensorDictModuleBase
-from ._module_keys import Key
+from ._module_keys import Key, store_outputs
 
 __all__ = ["TensorClassModuleBase", "TensorClassModuleWrapper"]
 
@@ -124,9 +124,8 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
         if tensordict_out is None:
             tensordict_out = TensorDict({}, result.batch_size, result.device)
         present = result.keys(True)
-        for key in self.out_keys_source:
-            if key in present and result.get(key) is not None:
-                tensordict_out.set(key, result.get(key))
+        kept = [key for key in self.out_keys_source if key in present and result.get(key) is not None]
+        store_outputs(tensordict_out, kept, map(result.get, kept))
         return tensordict_out
 
     def __repr__(self) -> str:
