@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from .._buffers import as_memory, has_memory
-from .._collection import Core, check_same_form, check_same_keys, show_path, unwrap_entry
+from .._collection import Core, check_same_form, show_path, unwrap_entry
 from .._keys import unravel_key_to_tuple
 from .._nested_components import has_same_components
+from .._ops.operands import pair_unset
 from .._torch_private import without_torch_function
 from .._walks import visit
 from ..errors import KeyPathError, StructureError
@@ -68,11 +69,12 @@ def assert_close(
         same_size = first.batch_size == second.batch_size
         for actual_node, expected_node in first._zip_members(second) if same_size else [(first, second)]:
             left, right = actual_node._children(), expected_node._children()
-            if not intersection:
-                try:
-                    check_same_keys(left, right, parent_path)
-                except StructureError as error:
-                    raise KeyPathError(f"{msg}{error}") from None
+            try:
+                unset = [] if intersection else pair_unset(actual_node, expected_node, parent_path)
+            except StructureError as error:
+                raise KeyPathError(f"{msg}{error}") from None
+            for key, held, none in unset:
+                _check_value(held, none, (*parent_path, key), msg)
             for key, value in dict(left).items():
                 if key not in right:
                     continue
@@ -86,18 +88,24 @@ def assert_close(
                     check_same_form(wanted, leaf, path)
                 except StructureError as error:
                     raise AssertionError(f"{msg}{error}") from None
-                if (same := value._compare(reference, torch.eq)) is None:
+                if not _check_value(value, reference, path, msg):
                     yield value, reference, path
-                elif not same.all():
-                    raise AssertionError(
-                        f"{msg}{show_path(path)} differs: {value._unwrap()!r}, expected {reference._unwrap()!r}"
-                    )
 
     visit(compare, actual, expected, start)
     return True
 
 
 assert_allclose_td = assert_close
+
+
+def _check_value(value: Core, reference: Core, path: tuple[str, ...], msg: str) -> bool:
+    """Compare two value nodes. Return False for nodes of entries."""
+    same = value._compare(reference, torch.eq)
+    if same is not None and not same.all():
+        raise AssertionError(
+            f"{msg}{show_path(path)} differs: {value._unwrap()!r}, expected {reference._unwrap()!r}"
+        )
+    return same is not None
 
 
 def _check_leaf(

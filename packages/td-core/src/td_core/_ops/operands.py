@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor
+from .._coerce import COERCERS
 from .._collection import (
     LEAF_KINDS,
     Core,
@@ -376,6 +377,24 @@ def _value_as_tensor(value: Core, beside: Tensor) -> Tensor:
     return align_dims(made, beside.ndim, len(size))
 
 
+def pair_unset(left: Core, right: Core, path: tuple[str, ...]) -> list[tuple[str, Core, Any]]:
+    """Pair each value that the other node lacks with None, if the class of that node declares the entry.
+
+    Raise KeyMismatchError for any other key that only one of the nodes has.
+    """
+    wanted, actual = left._children(), right._children()
+    coercer = COERCERS.get_fallback()
+    pairs: list[tuple[str, Core, Any]] = []
+    for key in () if wanted.keys() == actual.keys() else sorted(wanted.keys() ^ actual.keys()):
+        held, lacking = (wanted[key], right) if key in wanted else (actual[key], left)
+        declared = key in lacking._schema.list_entries(lacking)
+        if isinstance(held, Tensor) or not held._is_value or not declared or coercer is None:
+            check_same_keys(wanted, actual, path)
+        else:
+            pairs.append((key, held, coercer.convert(None, held.batch_size, held.device)))
+    return pairs
+
+
 def compare_values(
     result: Core, first: Core, second: Core, single: Callable[..., object], same_keys: bool = True
 ) -> object:
@@ -389,8 +408,8 @@ def compare_values(
     if compared is not None:
         return compared
     for left, right, target in zip_walk(first, second, result):
-        if same_keys:
-            check_same_keys(left._children(), right._children(), ())
+        for key, held, unset in pair_unset(left, right, ()) if same_keys else ():
+            target._set_child(key, held._compare(unset, single))
         for key, a in dict(left._children()).items():
             if isinstance(a, Tensor) or key not in right._children():
                 continue
