@@ -24,7 +24,8 @@ from td_core import TensorCollection, TensorDict, unravel_key_to_tuple
 from td_core.errors import TensorDictError
 from td_core.spi import EntrySchema, Node, set_module, suggest_keys
 
-from ._value_nodes import ValueNode
+from ._non_tensor import NonTensorData
+from ._value_nodes import NonTensorNode, ValueNode
 
 #: Names that cannot be fields: the other constructor arguments, and internal attributes of classes and instances.
 RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_undo", "_schema", "_cast"})
@@ -284,8 +285,14 @@ class Schema(EntrySchema):
         return cls._wrap(cls._add_defaults(node._tensordict, ())) if isinstance(node, cls) else node
 
     def list_entries(self, node: Node) -> dict[str, Tensor | Node | None]:
-        """Return the entries of a node, and None for the other fields."""
+        """Return the entries of a node, and None for the other fields.
+
+        A value that only some members of a lazy stack have is None in the others; KeyMismatchError for a tensor or collection.
+        """
         present = node._children()
+        if type(present) is not dict and any(name not in present for name in self.names):
+            members = iter(with_none([holder._inner() for (holder,) in node._zip_members()]))
+            present = super().list_entries(node._inner()._map_members(lambda _: next(members)))
         return {**present, **{name: None for name in self.names if name not in present}}
 
     def is_resolved(self, name: str) -> bool:
@@ -383,3 +390,22 @@ def _get_declared(cls: Any) -> dict[str, dataclasses.Field[object]]:
     """Return the fields of a dataclass by name, with class variables and ``InitVar`` arguments."""
     fields: dict[str, dataclasses.Field[object]] = cls.__dataclass_fields__
     return fields
+
+
+def with_none(items: list[Node]) -> list[Node]:
+    """Add None to collections that lack a key, if its entries in all others are non-tensor data."""
+    children = [item._children() for item in items]
+    if all(child.keys() == children[0].keys() for child in children):
+        return items
+    for key in {key: None for child in children for key in child}:
+        held = [child[key] for child in children if key in child]
+        if len(held) == len(items) or not all(isinstance(entry, NonTensorNode) for entry in held):
+            continue
+        for i, child in enumerate(children):
+            if key not in child:
+                items[i] = items[i]._shallow_copy()
+                # Of a lazy stack, some members may have the entry.
+                for (holder,) in items[i]._zip_members():
+                    if key not in holder._children():
+                        holder._set_child(key, NonTensorData(None, batch_size=holder.batch_size))
+    return items

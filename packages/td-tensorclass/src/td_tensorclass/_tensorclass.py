@@ -34,10 +34,10 @@ from td_core.typing import BatchSize, DeviceType, NestedKey
 from ._casts import is_batch_number
 from ._declaration import declare
 from ._non_tensor import NonTensorData
-from ._schema import OPTIONS, Options, Schema, collection_class, make_bracketed
+from ._schema import OPTIONS, Options, Schema, collection_class, make_bracketed, with_none
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._unbatched import UnbatchedTensor
-from ._value_nodes import NonTensorNode, ValueNode, kind_mismatch_error
+from ._value_nodes import ValueNode, kind_mismatch_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -385,7 +385,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Self:
         if plan.alike:
             self._check_join(items, path)
-        inner = _with_none([item._inner() for item in items])
+        inner = with_none([item._inner() for item in items])
         return self._wrap(inner[0]._join(inner, plan, path))
 
     def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
@@ -592,22 +592,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 def _keys_anywhere(td: Node) -> set[str]:
     """Return the keys of a collection; for a lazy stack, the union of the keys of its members."""
     return {key for (holder,) in td._zip_members() for key in holder._children()}
-
-
-def _with_none(items: list[Node]) -> list[Node]:
-    """Add None to collections that lack a key, if its entries in all others are non-tensor data."""
-    children = [item._children() for item in items]
-    if all(child.keys() == children[0].keys() for child in children):
-        return items
-    for key in {key: None for child in children for key in child}:
-        held = [child[key] for child in children if key in child]
-        if len(held) == len(items) or not all(isinstance(entry, NonTensorNode) for entry in held):
-            continue
-        for i, child in enumerate(children):
-            if key not in child:
-                items[i] = items[i]._shallow_copy()
-                items[i]._set_child(key, NonTensorData(None, batch_size=items[i].batch_size))
-    return items
 
 
 def _join_error(left: Node, other: Node, path: tuple[str, ...]) -> StructureError:

@@ -265,7 +265,7 @@ class NonTensorNode(ValueNode):
         even = pad_to_even(items, dim)
         return even[0]._join(even, stack_plan(even[0].batch_size, dim, len(even)))
 
-    def _nest_values(self, ndim: int) -> object:
+    def _nest_values(self, ndim: int) -> Any:
         """Convert the batch dims after the first ``ndim`` to nested lists, which become the values."""
         size, inner = self._batch_size[:ndim], self._batch_size[ndim:]
         values, step = self._expand_values(self._batch_size), inner.numel()
@@ -296,8 +296,11 @@ class NonTensorNode(ValueNode):
         """Compare values elementwise with a comparison of torch. Return a bool tensor of the batch size."""
         if not isinstance(other, NonTensorNode):
             raise kind_mismatch_error(self, other, ())
-        size = self._batch_size
-        compare = _COMPARISONS[single]
+        size, compare = self._batch_size, _COMPARISONS[single]
+        if _holds_rows_of(other, self):
+            return self._nest_values(len(other._batch_size))._compare(other, single)  # type: ignore[no-any-return]
+        if _holds_rows_of(self, other):
+            other = other._nest_values(len(size))
         results = [compare(a, b) for a, b in zip(self._expand_values(size), other._expand_values(size))]
         return torch.tensor(results, dtype=torch.bool, device=self._device or "cpu").view(size)
 
@@ -475,6 +478,16 @@ def nest_values(values: list[object], size: Sequence[int], made: Callable[..., o
         return made(values) if size else values[0]
     step = torch.Size(size[1:]).numel()
     return made(nest_values(values[i * step : (i + 1) * step], size[1:], made) for i in range(size[0]))
+
+
+def _holds_rows_of(short: NonTensorNode, long: NonTensorNode) -> bool:
+    """Return True if a stack has fewer batch dims than another node, and lists as values, which are those of the other dims."""
+    size = short._batch_size
+    return (
+        isinstance(short, short._stack)
+        and long._batch_size[: len(size)] == size != long._batch_size
+        and all(isinstance(value, list) for value in short._values)
+    )
 
 
 def _check_even(items: Sequence[NonTensorNode], plan: Any, path: tuple[str, ...]) -> None:

@@ -387,11 +387,13 @@ def pair_unset(left: Core, right: Core, path: tuple[str, ...]) -> list[tuple[str
     pairs: list[tuple[str, Core, Any]] = []
     for key in () if wanted.keys() == actual.keys() else sorted(wanted.keys() ^ actual.keys()):
         held, lacking = (wanted[key], right) if key in wanted else (actual[key], left)
-        declared = key in lacking._schema.list_entries(lacking)
-        if isinstance(held, Tensor) or not held._is_value or not declared or coercer is None:
+        declared = {**lacking._schema.list_entries(lacking)}
+        if isinstance(held, Tensor) or not held._is_value or key not in declared or coercer is None:
             check_same_keys(wanted, actual, path)
-        else:
-            pairs.append((key, held, coercer.convert(None, held.batch_size, held.device)))
+        else:  # a value that only some members of a lazy stack have is None in the others
+            filled = declared[key]
+            none = coercer.convert(None, held.batch_size, held.device)
+            pairs.append((key, held, none if filled is None else filled))
     return pairs
 
 

@@ -198,6 +198,7 @@ def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]
     record = _record(node)
     if record is None:
         return iter(dict(get_all_entries(node)).items())
+    get_all_entries(node)  # raises for entries that only some members have, which a record does not hold
     meta.update(record.meta)
     if record.values:
         meta["_non_tensor"] = dict(record.values)

@@ -113,6 +113,8 @@ class Update:
                 self._read_entry(member, key, row, below, prefix, member.batch_size)
             return None
         current = self._find(node, key, value, prefix)
+        if current is None and self.strict:
+            return None  # a field without a value stays None
         held = self._find_merged(node, key, current, value, below)
         if held is not None and (self.inplace or not _is_stack_needed(held, value)):
             return held
@@ -146,7 +148,7 @@ class Update:
         try:
             current = node._peek_child(key)
         except KeyError:
-            if self.strict:
+            if self.strict and not (key in node._schema.list_entries(node) and _is_none(value)):
                 raise missing_key_error(node, key, prefix) from None
             return None
         if type(value) is Through and not has_entries(current):
@@ -248,6 +250,14 @@ def _list_requested(
             yield key, value, None
         elif key in wanted and (wanted[key] is None or is_node(value)):  # a leaf has no entries below
             yield key, value, wanted[key]
+
+
+def _is_none(value: object) -> bool:
+    """Return True for None, and for a value node that holds only None."""
+    if not isinstance(value, Core) or not value._is_value:
+        return value is None
+    same: Any = value._compare(coerce(None, value.batch_size, value.device, ()), torch.eq)
+    return same is not None and bool(same.all())
 
 
 def _is_stack_needed(held: Any, value: Any) -> bool:
