@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_storage
 
+from td_core import StoredTensor
 from td_core.errors import FormatError
 from td_core.spi import NewFile, as_dtype, as_tensor, open_regular, set_module
 from td_core.typing import DeviceType, DtypeLike
@@ -447,8 +448,11 @@ class MemoryMappedTensor(Tensor):
             shares = False  # A batched tensor under vmap has no storage.
         return self._on(result, self._place) if shares else result
 
+    # torch formats the element of a tensor without dims only if its class is exactly Tensor.
+    __format__ = StoredTensor.__format__
+
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.unbind(0))
+        return iter(self.unbind(0) if self.ndim else self.detach())
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """Split along a dim into slices without that dim, each a view on the same file."""

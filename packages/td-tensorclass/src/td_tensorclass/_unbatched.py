@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from td_core import TensorCollection
+from td_core import StoredTensor, TensorCollection
 from td_core.errors import StructureError
 from td_core.spi import (
     LEAF_KINDS,
@@ -99,6 +99,9 @@ class UnbatchedTensor(Tensor):
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
         self._size = as_batch_size(batch_size)
+
+    # torch formats the element of a tensor without dims only if its class is exactly Tensor.
+    __format__ = StoredTensor.__format__
 
     def __reduce_ex__(self, protocol: object) -> Any:
         # torch loads a subclass as a view, which is not a leaf if it requires grad, so set requires_grad afterwards.

@@ -14,6 +14,7 @@ from torch import Tensor
 from .._buffers import as_bytes
 from .._public_names import set_module
 from .._regular_files import open_regular
+from .._stored import StoredTensor
 from .._torch_private import plain_results
 from ..errors import FormatError
 from ..typing import SourceIndex
@@ -31,6 +32,8 @@ class MappedTensor(Tensor):
 
     # The operations of a plain tensor, at their speed.
     __torch_function__ = plain_results
+    # torch formats the element of a tensor without dims only if its class is exactly Tensor.
+    __format__ = StoredTensor.__format__
 
     def __reduce_ex__(self, protocol: object) -> Any:
         """Reduce to the function that maps the leaf again, and its arguments."""
