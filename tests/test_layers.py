@@ -62,7 +62,7 @@ LAYERS = [
         "_file_identity",
         "_temporary_files",
     ],
-    ["_value_types", "_value_codec"],
+    ["_check_lines", "_value_types", "_value_codec"],
     [
         "_foreach",
         "_roles",

@@ -229,7 +229,7 @@ def test_memmap_like_components_with_batch_dims_is_writable(size: list[int], tmp
 def test_load_components_of_other_batch_size_raises(size: list[int], message: str, tmp_path: Path) -> None:
     TensorDict({"x": make_strided(ROWS)}, [2, 3]).memmap(tmp_path / "save")
     meta = tmp_path / "save" / "meta.json"
-    meta.write_text(meta.read_text().replace('"shape": [2, 3]', f'"shape": {size}'))
+    meta.write_text(meta.read_text().strip().replace('"shape": [2, 3]', f'"shape": {size}'))
     with pytest.raises(FormatError, match=message):
         TensorDict.load_memmap(tmp_path / "save")
     report = td_memmap.verify(tmp_path / "save")

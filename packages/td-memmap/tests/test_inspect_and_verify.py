@@ -70,7 +70,7 @@ def test_verify_reports_every_bad_file(hashed_save: Path) -> None:
     report = verify(hashed_save)
     assert {problem.file: problem.kind for problem in report.problems} == {
         "a.memmap": "damaged",
-        "n/i.memmap": "modified",
+        "n/i.memmap": "changed",
         "n/deep/b.memmap": "missing",
         "lazy/2/x.memmap": "damaged",
     }
@@ -81,16 +81,17 @@ def test_verify_reports_every_bad_file(hashed_save: Path) -> None:
         TensorDict.load_memmap(hashed_save, verify=True)
 
 
-def test_verify_leaf_written_in_place_reports_modified(hashed_save: Path) -> None:
+def test_verify_leaf_written_in_place_reports_changed(hashed_save: Path) -> None:
     loaded = TensorDict.load_memmap(hashed_save)
     time.sleep(0.05)
     loaded["a"].fill_(5)
     del loaded
     os.sync()
     report = verify(hashed_save)
-    assert [(problem.file, problem.kind) for problem in report.problems] == [("a.memmap", "modified")]
-    assert report.ok
-    TensorDict.load_memmap(hashed_save, verify=True)
+    assert [(problem.file, problem.kind) for problem in report.problems] == [("a.memmap", "changed")]
+    assert not report.ok
+    with pytest.raises(FormatError, match=r"a\.memmap is changed: its hash is"):
+        TensorDict.load_memmap(hashed_save, verify=True)
 
 
 @pytest.mark.parametrize("key", ["new", ("n", "new"), ("new", "below")], ids=str)
@@ -124,7 +125,7 @@ def test_verify_without_manifest_ignores_classes_and_pickles(nest: Any, prefix: 
     (prefix / "%manifest.json").unlink()
     files = verify(prefix).files
     (prefix / "n" / "meta.json").write_text(
-        (prefix / "n" / "meta.json").read_text().replace("tensordict._td.TensorDict", "my.Own")
+        (prefix / "n" / "meta.json").read_text().strip().replace("tensordict._td.TensorDict", "my.Own")
     )
     (prefix / "n" / "other.pickle").write_bytes(b"what")
     assert str(verify(prefix)) == f"{prefix}: {files} files, 0 hashes, 0 problems"

@@ -110,11 +110,12 @@ class Tree:
 @set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Part of a save that is missing, damaged or modified.
+    """Part of a save that is missing, damaged, changed or modified.
 
     Attributes:
         file: path below the root of the save, or another name of the part.
-        kind: ``"missing"``, ``"damaged"``, ``"error"``, or ``"modified"`` (written in place since the save).
+        kind: ``"missing"``, ``"damaged"``, ``"error"``, ``"changed"`` (it differs from its recorded hash, and is newer: written
+            in place, or damaged), or ``"modified"`` (written in place since the save, with no hash that it contradicts).
         detail: the difference, for messages.
 
     >>> print(Problem("a.memmap", "missing", "8 bytes were saved"))

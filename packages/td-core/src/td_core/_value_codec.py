@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ._check_lines import compare_check_line
 from ._value_types import VALUES
 from ._walks import expand
 from .errors import CodecError, FormatError, MissingPluginError
@@ -39,12 +40,15 @@ Path = tuple[Any, ...]  # linked list (path of the parent, key): extending it is
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON, or raise ValueError if it is malformed or an object repeats a key.
+    """Parse JSON, or raise ValueError if it is malformed, an object repeats a key, or its check line differs.
 
     >>> parse_json('{"a": 1}')
     {'a': 1}
     """
-    return _DECODER.decode(text if isinstance(text, str) else text.decode())
+    if not isinstance(text, str):
+        compare_check_line(text)
+        text = text.decode()
+    return _DECODER.decode(text)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ._arrays import as_tensor
 from ._buffers import as_bytes, is_stored
+from ._check_lines import add_check_line, compare_check_line, has_check_line
 from ._collection import LEAF_KINDS, EntrySchema, is_aliasing, make_dense, show_path
 from ._collection import Core as Node
 from ._devices import as_device, wait_for
@@ -55,13 +56,13 @@ from ._writes.run import copy_all
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "WRAPPING", "Checksum",
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
-    "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named",
-    "as_tensor", "check_mode", "check_regular", "check_unlocked", "copy_all", "count_users", "expand", "foreach_kernel",
-    "guard_forms", "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock",
-    "make_dense", "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index",
-    "pytree", "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together",
-    "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
-    "without_torch_function",
+    "StorageBackend", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype",
+    "as_named", "as_tensor", "check_mode", "check_regular", "check_unlocked", "compare_check_line", "copy_all",
+    "count_users", "expand", "foreach_kernel", "guard_forms", "has_check_line", "is_aliasing", "is_readable",
+    "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "make_dense", "make_nested_view", "make_reporter",
+    "new_object", "open_regular", "parse_json", "plan_index", "pytree", "read_unreplaced", "register_pytree",
+    "run_command", "run_in_background", "run_parallel", "save_together", "set_module", "show_path", "show_size",
+    "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.

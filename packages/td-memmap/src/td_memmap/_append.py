@@ -11,13 +11,14 @@ import contextlib
 import json
 import os
 import pickle
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from td_core import TensorCollection
 from td_core.errors import FormatError
-from td_core.spi import Checksum, is_same_value, show_path
+from td_core.spi import Checksum, add_check_line, is_same_value, show_path
 
 from . import _file_names, _fs
 from ._chunks import write_chunks
@@ -167,7 +168,7 @@ class _Pair:
             self._check_values(
                 {**meta, "types": sidecar.get("values")}, {**right, "types": other.get("values")}
             )
-        texts = {(*self.node.parts, _file_names.META): json.dumps(meta).encode()}
+        texts = {(*self.node.parts, _file_names.META): add_check_line(json.dumps(meta).encode())}
         size, added = sidecar.get("batch_size"), other.get("batch_size")
         if size or added:  # a value has a separate batch size
             if not size or not added or size[1:] != added[1:]:
@@ -176,7 +177,7 @@ class _Pair:
                     f"{added or 'that of theirs'}"
                 )
             sidecar["batch_size"] = [size[0] + self.rows.count, *size[1:]]
-            texts |= {(*self.node.parts, _file_names.VALUES): json.dumps(sidecar).encode()}
+            texts |= {(*self.node.parts, _file_names.VALUES): add_check_line(json.dumps(sidecar).encode())}
         return texts
 
     def _read_texts(self, name: str) -> list[Any]:
@@ -313,7 +314,7 @@ def _publish(
                 if place != (_file_names.META,):
                     staging.tree.write(place[:-1], place[-1], text)
             if manifest is not None:
-                _write_manifest(staging.tree, metas, [*sidecars, *places[:-1]], manifest.get("algorithm"))
+                _write_manifest(staging.tree, metas, sidecars, places[:-1], manifest.get("algorithm"))
         except BaseException:
             # Truncate the files, to free the space again if the disk is full.
             for place, length in before:
@@ -324,19 +325,25 @@ def _publish(
 
 
 def _write_manifest(
-    tree: DirectoryTree, metas: dict[Parts, bytes], files: list[Parts], algorithm: Any
+    tree: DirectoryTree, metas: dict[Parts, bytes], sidecars: list[Parts], leaves: list[Parts], algorithm: Any
 ) -> None:
     """Write the manifest of the save with the new rows, with hashes if the old manifest had hashes."""
     sizes: dict[Parts, list[object]] = {place: [len(text), None] for place, text in metas.items()}
-    for place in files:
+    for place in (*sidecars, *leaves):
         status = tree.stat_path(place)
         assert status is not None
         sizes[place] = [status.st_size, status.st_mtime_ns]
     hashes: dict[Parts, str] = {}
     if algorithm is not None:
         hashes = {place: Checksum(algorithm, [text]).hexdigest() for place, text in metas.items()}
-        hashes |= {place: Checksum(algorithm, read_file_chunks(tree, place)).hexdigest() for place in files}
-    tree.write((), _file_names.MANIFEST, format_manifest(sizes, algorithm, hashes))
+        hashes |= {
+            place: Checksum(algorithm, read_file_chunks(tree, place)).hexdigest()
+            for place in sizes
+            if place not in metas
+        }
+    texts = {place: f"{zlib.crc32(text):08x}" for place, text in metas.items()}
+    texts |= {place: Checksum("crc32", read_file_chunks(tree, place)).hexdigest() for place in sidecars}
+    tree.write((), _file_names.MANIFEST, format_manifest(sizes, algorithm, hashes, texts))
 
 
 def _grow(

@@ -6,6 +6,7 @@ an extra block ``td`` of zeros in its header pads it.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import os
@@ -337,8 +338,9 @@ def unpack_memmap(
                 finally:
                     _fs.close(fd)
             hashes = {path: f"{archive.files[path].CRC:08x}" for path in left}
+            texts = {path: value for path, value in hashes.items() if not path[-1].endswith(".memmap")}
             text = format_manifest(
-                {path: rows[path] for path in left}, "crc32" if checksums else None, hashes
+                {path: rows[path] for path in left}, "crc32" if checksums else None, hashes, texts
             )
             staging.tree.write((), _file_names.MANIFEST, text)
             # Write the root metadata last, as in every save: it completes the save.
@@ -392,6 +394,7 @@ class ArchiveTree:
                 raise FormatError(f"{self.path}: duplicate entry {name!r}")
             self._list(path[:-1])[path[-1]] = False
             self.files[path] = info
+        self._starts = [*sorted(info.header_offset for info in self.files.values()), self.zip.start_dir]
         for path in self.files.keys() & self._listing.keys():
             raise FormatError(f"{self.path}: the entry {'/'.join(path)!r} is a file and a directory")
         if (_file_names.META,) not in self.files:
@@ -490,9 +493,16 @@ class ArchiveTree:
         if name != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"):
             raise FormatError(f"{where} is called {name!r} in its own header")
         start: int = info.header_offset + _LOCAL_HEADER + name_length + extra_length
-        if start + info.file_size > self.zip.start_dir:
+        extra = os.pread(self._fd, extra_length, start - extra_length)
+        position = 0
+        while position + 4 <= extra_length:
+            position += 4 + int.from_bytes(extra[position + 2 : position + 4], "little")
+        if position > extra_length or any(extra[position:]):  # zipalign fills with up to three zeros
+            raise FormatError(f"{where} has a damaged header")
+        following = bisect.bisect_right(self._starts, info.header_offset)
+        if start + info.file_size > self._starts[following]:
             raise FormatError(
-                f"{where} ends at byte {start + info.file_size}, the files at {self.zip.start_dir}"
+                f"{where} ends at byte {start + info.file_size}, what follows is at {self._starts[following]}"
             )
         return start
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from td_core import TensorCollection, kinds, unravel_key_to_tuple
 from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureError
-from td_core.spi import as_dtype, make_dense, show_path
+from td_core.spi import add_check_line, as_dtype, make_dense, show_path
 from td_core.typing import DtypeLike, NestedKey
 
 from . import _file_names, _fs
@@ -205,7 +205,7 @@ def _declare_entry(
             _check_fits(meta, tree.show((), _file_names.META), name)
         yield tree, there
         if there is None:
-            tree.replace((), _file_names.META, json.dumps(meta).encode())
+            tree.replace((), _file_names.META, add_check_line(json.dumps(meta).encode()))
 
 
 def _check_fits(meta: object, file: str, name: str) -> None:

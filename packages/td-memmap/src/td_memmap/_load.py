@@ -25,7 +25,7 @@ from torch import Tensor
 from td_core import Record, TensorCollection, join_value, kinds
 from td_core.errors import FormatError, MissingPluginError
 from td_core.plugins.memmap_methods import LoadMemmapOptions
-from td_core.spi import JaggedParts, as_named, make_reporter, show_path, user_class, visit
+from td_core.spi import JaggedParts, as_named, compare_check_line, make_reporter, show_path, user_class, visit
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -382,7 +382,9 @@ class Reader:
                 "pass allow_pickle=True if you trust the save"
             )
         try:
-            return pickle.loads(self.tree.read(node.parts, name, LIMIT))
+            content = self.tree.read(node.parts, name, LIMIT)
+            compare_check_line(content)
+            return pickle.loads(content)
         except FileNotFoundError:
             raise FormatError(f"{where} is missing") from None
         except (pickle.UnpicklingError, EOFError, ImportError, *_MISFITS) as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from td_core import Problem, Report
 from td_core.errors import FormatError
-from td_core.spi import Checksum, make_reporter
+from td_core.spi import Checksum, compare_check_line, has_check_line, make_reporter
 from td_core.typing import Progress
 
 from . import _file_names, _fs
@@ -19,7 +19,10 @@ from ._meta import FileTree, parse_json, read_if_there, read_json
 
 
 def verify(path: str | Path, *, progress: Progress = False) -> Report:
-    """Check the size of every file of a save, and its hash if hashes were recorded (``checksums=True``).
+    """Check the size of every file of a save, its metadata, and its hash if hashes were recorded (``checksums=True``).
+
+    Elements that were written in place differ from a recorded hash, as damaged ones do: the report says ``"changed"``, and is
+    not ``ok``. Save again to record new hashes. Metadata and values that td wrote in place have a checksum of their own.
 
     Args:
         path: directory or archive of the save.
@@ -67,64 +70,107 @@ def read_manifest(tree: DirectoryTree) -> object:
 
 def verify_tree(tree: DirectoryTree, manifest: object, progress: Progress = False) -> Report:
     """Compare the files of a save with its manifest and return a report."""
-    files, hashes, algorithm = _parse_manifest(manifest, tree.show((), _file_names.MANIFEST))
-    saved = tree.stat((), _file_names.MANIFEST)
+    check = _ManifestCheck(tree, manifest)
     problems = []
-    report = make_reporter(progress, sum(row[0] for row in files.values()), "verify")
-    for name, row in files.items():
-        problem = _check_file(tree, name, row, hashes.get(name), str(algorithm), saved)
+    report = make_reporter(progress, sum(row[0] for row in check.files.values()), "verify")
+    for name, row in check.files.items():
+        try:
+            problem = check.compare(name, row)
+        except FormatError as error:  # such as a directory in the place of the file
+            problem = Problem(name, "error", str(error))
         if problem is not None:
             problems.append(problem)
         report(row[0])
-    return Report(tree.path, len(files), len(hashes), problems)
+    return Report(tree.path, len(check.files), len(check.hashes), problems)
 
 
-def _parse_manifest(manifest: Any, where: str) -> tuple[dict[str, list[Any]], dict[str, object], object]:
-    """Return the rows and hashes of files by name, and the name of the hash algorithm; raise FormatError for other content."""
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict):
-        raise FormatError(f"{where}: files is {files!r}, expected the size of every file")
-    version = manifest.get("format", 1)
-    if type(version) is not int or version != 1:
-        raise FormatError(f"{where}: format is {version!r}, expected 1: upgrade td-memmap")
-    hashes = manifest.get("hashes", {})
-    algorithm = manifest.get("algorithm")
-    if not isinstance(hashes, dict):
-        raise FormatError(f"{where}: hashes is {hashes!r}, expected the hash of every file")
-    if hashes or algorithm is not None:
+class _ManifestCheck:
+    """The content of a manifest, to compare files with it; raises FormatError for other content."""
+
+    def __init__(self, tree: DirectoryTree, manifest: Any) -> None:
+        self.tree = tree
+        where = tree.show((), _file_names.MANIFEST)
+        files = manifest.get("files") if isinstance(manifest, dict) else None
+        if not isinstance(files, dict):
+            raise FormatError(f"{where}: files is {files!r}, expected the size of every file")
+        version = manifest.get("format", 1)
+        if type(version) is not int or version != 1:
+            raise FormatError(f"{where}: format is {version!r}, expected 1: upgrade td-memmap")
+        for field in ("hashes", "texts"):
+            if not isinstance(manifest.get(field, {}), dict):
+                raise FormatError(f"{where}: {field} is {manifest[field]!r}, expected the hash of every file")
+        self.files: dict[str, list[Any]] = files
+        self.hashes: dict[str, object] = manifest.get("hashes", {})
+        self.texts: dict[str, object] = manifest.get("texts", {})
+        self.algorithm = str(manifest.get("algorithm"))
+        if self.hashes or "algorithm" in manifest:
+            try:
+                Checksum(self.algorithm)
+            except FormatError as error:
+                raise FormatError(f"{where}: {error}") from error
+        for name, row in files.items():
+            if not (isinstance(row, list) and len(row) == 2 and type(row[0]) is int):
+                raise FormatError(f"{where}: the row of {name!r} is {row!r}, expected size and time")
+        saved = tree.stat((), _file_names.MANIFEST)
+        self.saved_ns = 0 if saved is None else saved.st_mtime_ns
+
+    def compare(self, name: str, row: list[Any]) -> Problem | None:
+        """Compare a file with its row, and with its hashes."""
+        path = _file_names.split_relative(name)
+        if path is None:
+            return Problem(name, "error", "its name leaves the save")
+        result = self.tree.stat_path(path)
+        if result is None:
+            # Writing a value in place removes the files next to its metadata that it no longer needs.
+            rewritten = path[-1] in _file_names.SIDECARS and self._is_rewritten(
+                (*path[:-1], _file_names.META)
+            )
+            return Problem(name, "modified" if rewritten else "missing", f"{row[0]} bytes were saved")
+        since = row[1] if type(row[1]) is int else self.saved_ns
+        if not name.endswith(".memmap"):
+            return self._compare_text(name, path, row[0], result.st_mtime_ns > since)
+        wanted = self.hashes.get(name)
+        detail = f"{result.st_size} bytes, {row[0]} were saved" if result.st_size != row[0] else ""
+        if not detail and wanted is not None:
+            digest = Checksum(self.algorithm, read_file_chunks(self.tree, path)).hexdigest()
+            detail = f"its hash is {digest}, {wanted} was saved" if digest != wanted else ""
+        if not detail:
+            return None
+        if result.st_mtime_ns <= since or result.st_size < row[0]:
+            return Problem(name, "damaged", detail)
+        # A copy has new times, so a time does not tell elements that were written in place from damaged ones.
+        return Problem(name, "modified" if wanted is None else "changed", detail)
+
+    def _is_rewritten(self, path: Parts) -> bool:
+        """Return True if metadata was written in place since the save."""
+        name = "/".join(path)
+        row = self.files.get(name)
+        problem = None if row is None or self.tree.stat_path(path) is None else self.compare(name, row)
+        return problem is not None and problem.kind == "modified"
+
+    def _compare_text(self, name: str, path: Parts, size: int, newer: bool) -> Problem | None:
+        """Compare a file of metadata or values; what td wrote in place of it has a check line, and is not damaged."""
+        content = b"".join(read_file_chunks(self.tree, path))
         try:
-            Checksum(str(algorithm))
-        except FormatError as error:
-            raise FormatError(f"{where}: {error}") from error
-    for name, row in files.items():
-        if not (isinstance(row, list) and len(row) == 2 and type(row[0]) is int):
-            raise FormatError(f"{where}: the row of {name!r} is {row!r}, expected size and time")
-    return files, hashes, algorithm
-
-
-def _check_file(
-    tree: DirectoryTree, name: str, row: list[Any], wanted: object, algorithm: str, saved: Any
-) -> Problem | None:
-    path = _file_names.split_relative(name)
-    if path is None:
-        return Problem(name, "error", "its name leaves the save")
-    result = tree.stat_path(path)
-    since = row[1] if type(row[1]) is int else saved.st_mtime_ns
-    if result is None:
-        # Writing a value in place removes the files next to its metadata that it no longer needs.
-        beside = tree.stat_path((*path[:-1], _file_names.META)) if path[-1] in _file_names.SIDECARS else None
-        kind = "modified" if beside is not None and beside.st_mtime_ns > since else "missing"
-        return Problem(name, kind, f"{row[0]} bytes were saved")
-    kind = "modified" if result.st_mtime_ns > since else "damaged"
-    if result.st_size != row[0]:
+            compare_check_line(content)
+        except ValueError as error:
+            return Problem(name, "damaged", str(error))
+        wanted, crc = self.hashes.get(name), self.texts.get(name)
+        if len(content) != size:
+            detail = f"{len(content)} bytes, {size} were saved"
+        elif wanted is not None and wanted != (digest := Checksum(self.algorithm, [content]).hexdigest()):
+            detail = f"its hash is {digest}, {wanted} was saved"
+        elif crc is not None and crc != (digest := Checksum("crc32", [content]).hexdigest()):
+            detail = f"its CRC-32 is {digest}, {crc} was saved"
+        else:
+            return None
+        if has_check_line(content):
+            return Problem(name, "modified", detail)
         # Only writing a value in place makes a file shorter, and that file is JSON.
-        shorter = result.st_size < row[0] and (name.endswith(".memmap") or not _is_json(tree, path))
-        return Problem(name, "damaged" if shorter else kind, f"{result.st_size} bytes, {row[0]} were saved")
-    if wanted is not None:
-        digest = Checksum(algorithm, read_file_chunks(tree, path)).hexdigest()
-        if digest != wanted:
-            return Problem(name, kind, f"its hash is {digest}, {wanted} was saved")
-    return None
+        if not newer or (len(content) < size and not _is_json(self.tree, path)):
+            return Problem(name, "damaged", detail)
+        # What tensordict wrote has no check line, and an earlier release wrote no hash of metadata without checksums=True.
+        return Problem(name, "modified" if crc is None and wanted is None else "changed", detail)
 
 
 def _is_json(tree: DirectoryTree, path: Parts) -> bool:

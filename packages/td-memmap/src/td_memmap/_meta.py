@@ -513,13 +513,16 @@ def check_device(value: object, location: Location) -> torch.device:
     raise location.error("device", value, "the name of a device")
 
 
-def format_manifest(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str]) -> bytes:
-    """Return the content of a manifest: size and time of each file, and its hash if there is an algorithm."""
+def format_manifest(
+    sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str], texts: dict[Parts, str]
+) -> bytes:
+    """Return the content of a manifest: size and time of each file, its hash if there is an algorithm, CRC-32 of ``texts``."""
     content: dict[str, object] = {"format": 1, "files": {"/".join(path): row for path, row in sizes.items()}}
+    content["texts"] = {"/".join(path): value for path, value in texts.items()}
     if algorithm is not None:
         content["algorithm"] = algorithm
         content["hashes"] = {"/".join(path): value for path, value in hashes.items()}
-    return json.dumps(content).encode()
+    return spi.add_check_line(json.dumps(content).encode())
 
 
 def find_directory(tree: FileTree, subpath: NestedKey, *, robust_key: bool) -> Parts:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from td_core import Record, encode, join_value, kinds, split_value
 from td_core.errors import CodecError
-from td_core.spi import JaggedParts, Node, expand, is_readable, is_stored, show_path
+from td_core.spi import JaggedParts, Node, add_check_line, expand, is_readable, is_stored, show_path
 
 from . import _file_names
 from ._chunks import check_storable
@@ -393,13 +393,13 @@ class _Planner:
             text = json.dumps(content)
         except (TypeError, ValueError, RecursionError) as error:
             raise CodecError(f"cannot store the metadata of {show_path(key)}: {error}") from error
-        self.plan.texts.append((parts, name, text.encode()))
+        self.plan.texts.append((parts, name, add_check_line(text.encode())))
 
     def _pickle(self, parts: Parts, name: str, content: object, key: KeyPath) -> bytes:
         if not content:
             return b""
         try:
-            text = pickle.dumps(content)
+            text = add_check_line(pickle.dumps(content))
         except Exception as error:
             # __reduce__ of a user's class may raise any exception.
             raise CodecError(f"cannot pickle a value of {show_path(key)}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -125,6 +126,7 @@ class _Writer:
         self.options = options
         self.files: dict[LeafFile, MemoryMappedTensor] = {}
         self.hashes: dict[Parts, str] = {}
+        self.texts: dict[Parts, str] = {}
         self.sizes: dict[Parts, list[Any]] = {}
 
     def run(self, tree: TensorCollection) -> TensorCollection:
@@ -266,6 +268,7 @@ class _Writer:
     def _note_text(self, parts: Parts, name: str, text: bytes) -> None:
         path = (*parts, name)
         self.sizes[path] = [len(text), None]
+        self.texts[path] = f"{zlib.crc32(text):08x}"
         self._hash(path, [text])
 
     def _hash(self, path: Parts, content: Iterable[object]) -> None:
@@ -276,7 +279,7 @@ class _Writer:
         # The manifest also lists the root's metadata, which is written last.
         self._note_text(*self.plan.texts[-1])
         text = format_manifest(
-            self.sizes, Checksum().algorithm if self.options.checksums else None, self.hashes
+            self.sizes, Checksum().algorithm if self.options.checksums else None, self.hashes, self.texts
         )
         self.staging.tree.write((), _file_names.MANIFEST, text, sync=self.options.durable)
 

@@ -20,6 +20,7 @@ from td_core.errors import FormatError
 MAX_HEADER = 100_000_000
 #: The data of a new file begins at a multiple of this.
 ALIGNMENT = 64
+_CHECK_LINE = len(spi.add_check_line(b""))
 
 #: The dtypes of torch by their name in the format. Names of torch that this release lacks are skipped.
 DTYPES: dict[str, torch.dtype] = {
@@ -86,7 +87,8 @@ def read_header(read: Callable[[int, int], bytes], size: int, path: str) -> Head
     if size < 8 + length:
         raise FormatError(f"{path} is truncated: it has {size} bytes, its header alone needs {8 + length}")
     try:
-        text = read(length, 8).decode()
+        text = read(length, 8)
+        text.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: its header is not UTF-8: {error}") from error
     rows = parse_json(text, f"{path}: its header")
@@ -163,7 +165,8 @@ def build_header(arrays: Iterable[tuple[str, Array]], metadata: Mapping[str, str
             shape[-1] *= 2
         rows[name] = {"dtype": array.dtype, "shape": shape, "data_offsets": [array.begin, array.end]}
     text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    text += b" " * (-(len(text) + _CHECK_LINE + 8) % ALIGNMENT)
+    text = spi.add_check_line(text)
     if len(text) > MAX_HEADER:
         raise FormatError(
             f"the header needs {len(text)} bytes, the format allows {MAX_HEADER}: store fewer or shorter keys and values"

@@ -18,6 +18,7 @@ from td_core.errors import UnsupportedOperationError
 from td_core.spi import (
     Checksum,
     NewFile,
+    add_check_line,
     as_bytes,
     make_reporter,
     run_in_background,
@@ -265,7 +266,7 @@ def _save_shards(
                 "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
                 "td": header,
             }
-            file.write([json.dumps(content, indent=2).encode()])
+            file.write([add_check_line(json.dumps(content, indent=2).encode())])
             file.commit(durable=durable)
         except BaseException:
             if file.is_pending:  # with the index in place, an error leaves the new save

@@ -15,7 +15,7 @@ from td_core.typing import Progress
 
 from ._array_documents import parse_json
 from ._chunk_access import map_raw, read_whole
-from ._group_header import GroupContent
+from ._group_header import GroupContent, list_documents, read_root
 from ._local_objects import LocalObjects
 from ._read_collections import open_group
 
@@ -79,13 +79,16 @@ def _read(group: GroupContent, name: str) -> Tensor:
     return read_whole(group.objects, [info], strict=group.is_strict, report=lambda size: None)[name]
 
 
+#: What differs between the metadata of an array or group and its copy in the root.
+_OWN = {"attributes": None, "consolidated_metadata": None}
+
+
 def _check_documents(group: GroupContent) -> list[Problem]:
-    """Compare the metadata of each array with the copy in the root, by which td reads it."""
+    """Compare the metadata of each array and group with the copy in the root, by which td reads it."""
     problems = []
-    names = list(group.arrays) if group.is_ours else []
-    for name, content in zip(
-        names, group.objects.get_many([f"{name}/zarr.json" for name in names]), strict=True
-    ):
+    documents = list_documents(group.objects, read_root(group.objects)) if group.is_ours else {}
+    contents = group.objects.get_many([f"{name}/zarr.json" for name in documents])
+    for (name, document), content in zip(documents.items(), contents, strict=True):
         file = f"{name}/zarr.json"
         if content is None:
             problems.append(Problem(file, "missing", "other programs cannot open the array"))
@@ -95,6 +98,6 @@ def _check_documents(group: GroupContent) -> list[Problem]:
         except FormatError as error:
             problems.append(Problem(file, "damaged", str(error)))
             continue
-        if {**found, "attributes": None} != {**group.arrays[name].document, "attributes": None}:
+        if {**found, **_OWN} != {**document, **_OWN}:
             problems.append(Problem(file, "damaged", "it differs from the metadata in the root of the group"))
     return problems

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from td_core.array_formats import ArrayPlan, PlannedArray, make_array_plan
-from td_core.spi import NewDirectory, NewFile, as_bytes, make_reporter, run_in_background, run_parallel
+from td_core.spi import (
+    NewDirectory,
+    NewFile,
+    add_check_line,
+    as_bytes,
+    make_reporter,
+    run_in_background,
+    run_parallel,
+)
 from td_core.typing import Progress
 
 from ._array_documents import (
@@ -214,8 +222,8 @@ def _put_root(objects: Objects, planned: PlannedGroup) -> None:
 
 
 def dump_json(document: object) -> bytes:
-    """Return a document as JSON."""
-    return json.dumps(document, separators=(",", ":")).encode()
+    """Return a document as JSON, with its check line."""
+    return add_check_line(json.dumps(document, separators=(",", ":")).encode())
 
 
 def _write_raw(objects: Objects, info: ArrayInfo, item: PlannedArray, report: Callable[[int], None]) -> None:
