@@ -6,6 +6,7 @@ of each one that accepts the location. td-memmap registers the default, ``"memma
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 from abc import ABC, abstractmethod
@@ -273,6 +274,25 @@ class Serializers:
 
 
 SERIALIZERS = Serializers()
+
+
+def check_same_format(path: str, name: str) -> None:
+    """Raise FileExistsError if a directory has a save of another format than ``name``: both would remain in it.
+
+    Each format that saves to a directory calls this before it writes.
+
+    >>> check_same_format(".", "memmap")
+    """
+    location = Path(path)
+    if not location.is_dir():
+        return
+    for serializer in SERIALIZERS:
+        if serializer.name != name and _is_recognised(serializer, location, b""):
+            raise FileExistsError(
+                errno.EEXIST,
+                f"cannot save in the format {name!r} over a save of the format {serializer.name!r}, remove it first",
+                path,
+            )
 
 
 def _check_declarations(serializer: Serializer) -> None:

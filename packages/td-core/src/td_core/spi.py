@@ -35,6 +35,7 @@ from ._plans import MultiPlan, ShapePlan, as_batch_size
 from ._public_names import LazyFunction, lazy_names, set_module
 from ._pytree import register as register_pytree
 from ._saving import save_together
+from ._serializers import check_same_format
 from ._settings import Switch
 from ._shape_plans import stack_plan
 from ._storage_backends import Keeper, StorageBackend
@@ -57,8 +58,8 @@ __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "WRAPPING", "Checksum",
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
     "StorageBackend", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype",
-    "as_named", "as_tensor", "check_mode", "check_regular", "check_unlocked", "compare_check_line", "copy_all",
-    "count_users", "expand", "foreach_kernel", "guard_forms", "has_check_line", "is_aliasing", "is_readable",
+    "as_named", "as_tensor", "check_mode", "check_regular", "check_same_format", "check_unlocked", "compare_check_line",
+    "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms", "has_check_line", "is_aliasing", "is_readable",
     "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "make_dense", "make_nested_view", "make_reporter",
     "new_object", "open_regular", "parse_json", "plan_index", "pytree", "read_unreplaced", "register_pytree",
     "run_command", "run_in_background", "run_parallel", "save_together", "set_module", "show_path", "show_size",

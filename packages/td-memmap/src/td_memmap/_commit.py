@@ -27,6 +27,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 
 from td_core.errors import FormatError
+from td_core.spi import check_same_format
 
 from . import _file_names, _fs
 from ._errors import FileTakenError
@@ -153,6 +154,7 @@ class Staging:
             self._remove_stale()
         self._open_previous()
         if self.previous is not None:
+            check_same_format(self.prefix, "memmap")
             self._check_conflicts(self.previous, files)
             self.previous.close_spare()
             self.in_place = _fs.is_mount(self.prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -49,10 +50,11 @@ class DirectoryFormat(Serializer):
         if head:
             # Other content can precede the data of a zip file, so the first bytes decide nothing.
             return is_memmap_archive(location)
-        return any(
-            _fs.get_status(os.path.join(location, name)) is not None
-            for name in (_file_names.META, _file_names.OLD_META)
+        found = (
+            _fs.get_status(os.path.join(location, name)) for name in (_file_names.META, _file_names.OLD_META)
         )
+        # A directory of such a name belongs to another format, which has named it after a key.
+        return any(status is not None and not stat.S_ISDIR(status.st_mode) for status in found)
 
     def append(self, rows: Any, location: Any, *, allow_pickle: bool | None = None) -> None:  # type: ignore[override]
         """Append rows to a saved directory; see ``td_memmap.append_memmap``."""

@@ -20,6 +20,7 @@ from td_core.spi import (
     NewFile,
     add_check_line,
     as_bytes,
+    check_same_format,
     make_reporter,
     run_in_background,
     run_parallel,
@@ -94,6 +95,7 @@ def save(
             raise NotADirectoryError(
                 f"max_shard_size writes a directory of files; {place!r} is not a directory"
             )
+        check_same_format(place, "safetensors")
         if os.path.lexists(os.path.join(place, SINGLE)):
             raise FileExistsError(
                 f"{os.path.join(place, SINGLE)!r} exists, which other programs read instead of the shards: remove it"

@@ -43,10 +43,12 @@ class SafetensorsFormat(Serializer):
             return location.endswith(self.suffixes)
         if not isinstance(location, Path) or not location.is_dir():
             return False
-        return any(
-            name.endswith(".safetensors.index.json") or name == "model.safetensors"
-            for name in os.listdir(location)
-        )
+        with os.scandir(location) as entries:
+            return any(
+                (entry.name.endswith(".safetensors.index.json") or entry.name == "model.safetensors")
+                and not entry.is_dir()  # which another format has named after a key
+                for entry in entries
+            )
 
 
 _FORMAT = SafetensorsFormat()
