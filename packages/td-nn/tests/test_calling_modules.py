@@ -11,8 +11,11 @@ from torch import nn
 
 from td_core import KeyThroughLeafError, LockedError, TensorDict, lazy_stack
 from td_nn import (
+    EnsembleModule,
     MissingKeyError,
     OutputError,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictModuleWrapper,
@@ -277,6 +280,117 @@ def test_repr_of_wrapped_sequence_shows_it_as_module():
     assert "TensorDictSequential(\n" in repr(TensorDictModule(seq, ["x"], ["y"]))
     assert "TensorDictSequential(\n" in repr(TensorDictModuleWrapper(seq))
     assert "TensorDictSequential(\n" in repr(WrapModule(seq))
+
+
+class Policy(TensorDictModuleBase):
+    in_keys = ["x"]  # noqa: RUF012  declares keys
+    out_keys = ["y"]  # noqa: RUF012  declares keys
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+
+
+class Extended(TensorDictModule):
+    def __init__(self):
+        super().__init__(nn.Linear(2, 4), ["x"], ["y"])
+        self.trunk = nn.Linear(2, 3)
+
+    def extra_repr(self):
+        return "gain=1,\nbias=2"
+
+
+class Wrapping(TensorDictModuleWrapper):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.trunk = nn.Linear(2, 3)
+
+
+class Drawing(ProbabilisticTensorDictModule):
+    def __init__(self):
+        super().__init__(["logits"], ["y"], distribution_class=torch.distributions.Categorical)
+        self.trunk = nn.Linear(2, 3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Policy,
+        Extended,
+        lambda: Wrapping(Extended()),
+        Drawing,
+        lambda: TensorDictSequential(Policy()),
+        lambda: ProbabilisticTensorDictSequential(Policy(), Drawing()),
+        lambda: WrapModule(Policy()),
+        lambda: TensorDictModuleWrapper(Policy()),
+        lambda: EnsembleModule(Policy(), 2),
+    ],
+)
+def test_repr_shows_children_and_keys(make):
+    text = repr(make())
+    assert "trunk): " in text and "Linear(in_features=2, out_features=3" in text
+    assert "in_keys=" in text and "out_keys=['y']" in text
+    classes = ("Policy", "Drawing", "Wrapping", "Extended")
+    assert text.count("(trunk): ") == sum(text.count(f"{name}(") for name in classes)
+
+
+def test_repr_of_subclass_shows_extra_repr():
+    assert "    gain=1,\n    bias=2,\n    (trunk): Linear" in repr(Extended())
+
+
+def on_meta():
+    return TensorDictModule(nn.Linear(2, 1, device="meta"), ["x"], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("make", "device"),
+    [
+        (on_meta, "meta"),
+        (lambda: TensorDictSequential(TensorDictModule(identity, ["x"], ["x"]), on_meta()), "meta"),
+        (lambda: TensorDictSequential({"a": TensorDictSequential(on_meta())}), "meta"),
+        (lambda: ProbabilisticTensorDictSequential(on_meta(), Drawing().to("meta")), "meta"),
+        (lambda: TensorDictModuleWrapper(on_meta()), "meta"),
+        (lambda: WrapModule(on_meta()), "meta"),
+        (lambda: Policy().to("meta"), "meta"),
+        (lambda: EnsembleModule(TensorDictModule(nn.Linear(2, 1), ["x"], ["y"]), 2), "cpu"),
+        (lambda: EnsembleModule(TensorDictModule(nn.Linear(2, 1), ["x"], ["y"]), 2).to("meta"), "meta"),
+        (lambda: TensorDictSequential(Policy(), on_meta()), "cpu"),
+        (lambda: TensorDictModule(nn.BatchNorm1d(2, affine=False, device="meta"), ["x"], ["y"]), "meta"),
+        (
+            lambda: ProbabilisticTensorDictModule(
+                ["x"], ["y"], distribution_kwargs={"atol": torch.ones(1)}
+            ).to("meta"),
+            "meta",
+        ),
+        (lambda: TensorDictModule(identity, ["x"], ["y"]), None),
+        (lambda: TensorDictSequential(), None),
+        (lambda: WrapModule(identity), None),
+        (lambda: ProbabilisticTensorDictModule(["x"], ["y"]), None),
+    ],
+)
+def test_device_is_that_of_parameters_or_buffers(make, device):
+    assert make().device == (None if device is None else torch.device(device))
+
+
+def test_device_of_subclass_and_of_callable_are_kept():
+    made = Policy()
+    made.device = "mine"
+    assert made.device == "mine" and Policy().device == torch.device("cpu")
+
+    class Call:
+        device = "there"
+
+        def __call__(self, x):
+            return x
+
+    assert TensorDictModule(Call(), ["x"], ["y"]).device == "there"
+
+
+def test_compile_module_that_reads_its_device_is_one_graph():
+    torch._dynamo.reset()
+    layer = TensorDictModule(nn.Linear(2, 1), ["x"], ["y"])
+    shift = torch.compile(lambda x: x + torch.ones(2, device=layer.device), fullgraph=True, backend="eager")
+    assert shift(torch.zeros(2)).tolist() == [1, 1]
 
 
 def test_assign_module_attribute_replaces_callable():

@@ -379,3 +379,40 @@ def test_aggregated_log_prob_of_class_without_batch_shape_sums_to_batch_size():
     params = TensorDict({"a": {"loc": torch.zeros(3, 2)}}, [3])
     composite = CompositeDistribution(params, {"a": Zeros}, aggregate=True)
     assert composite.log_prob(TensorDict({"a": torch.zeros(3, 2)}, [3])).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize(
+    "keys", [("a_lp", "b_lp"), ("a_lp", ("n", "b_lp")), (("m", "a"), ("m", "b"))], ids=str
+)
+def test_log_prob_keys_are_a_list_or_a_tuple_of_one_key_per_sample(keys, kind):
+    module = composite(return_log_prob=True, log_prob_keys=kind(keys))
+    assert module.log_prob_keys == list(keys)
+    td = module(TensorDict({"params": PARAMS}, [3]))
+    for key in keys:
+        assert key in td.keys(True)
+    assert {*module.log_prob(td).keys(True, True)} == {*keys}
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ("lp", "lp"),
+        (["lp"], "lp"),
+        (("lp",), "lp"),
+        (("n", "lp"), ("n", "lp")),
+        ([("n", "lp")], ("n", "lp")),
+    ],
+)
+def test_log_prob_keys_of_one_sample_are_one_key(keys, key):
+    module = single(return_log_prob=True, log_prob_keys=keys)
+    assert module.log_prob_keys == [key]
+    assert key in module(TensorDict(loc=torch.zeros(3), scale=torch.ones(3))).keys(True)
+
+
+def test_out_keys_tuple_of_components_is_several_keys():
+    kwargs = {"distribution_map": {"a": dist.Normal, ("n", "b"): dist.Normal}}
+    module = ProbabilisticTensorDictModule(
+        ["params"], ("a", ("n", "b")), distribution_class=CompositeDistribution, distribution_kwargs=kwargs
+    )
+    assert module.out_keys == ["a", ("n", "b")]

@@ -12,6 +12,7 @@ import torch
 from td_core import TensorDict
 from td_nn import (
     ModuleKeysError,
+    SelectionError,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictModuleWrapper,
@@ -324,3 +325,21 @@ def test_delete_module_with_selection_frees_it_without_gc():
         assert reference() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("keys", [("a", "b"), ("a", ("n", "b")), (("n", "b"),)], ids=str)
+def test_selected_keys_are_a_list_or_a_tuple_of_known_keys(keys, kind):
+    module = TensorDictModule(lambda x: (x, x, x), ["x"], ["a", "b", ("n", "b")])
+    assert TensorDictSequential(module, selected_out_keys=kind(keys)).out_keys == list(keys)
+    seq = TensorDictSequential(module, TensorDictModule(lambda x: x, [("n", "b")], ["c"]))
+    assert seq.select_subsequence(out_keys=kind(keys)).out_keys == module.out_keys
+    assert seq.select_subsequence(in_keys=kind(["x", ("n", "b")])).in_keys == ["x"]
+
+
+def test_selected_tuple_that_is_a_key_is_one_key():
+    seq = TensorDictSequential(TensorDictModule(lambda x: (x, x, x), ["x"], ["n", "b", ("n", "b")]))
+    seq = TensorDictSequential(seq, selected_out_keys=("n", "b"))
+    assert seq.out_keys == [("n", "b")]
+    with pytest.raises(SelectionError, match="'a', 'b'"):
+        TensorDictSequential(seq, selected_out_keys=("a", "b"))

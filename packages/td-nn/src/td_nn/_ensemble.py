@@ -284,7 +284,8 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
 
     def __repr__(self) -> str:
         return self._show(
-            f"module={self.module},\nparams_td={self.params_td},\nin_keys={self.in_keys},\nout_keys={self.out_keys}"
+            f"module={self.module},\nparams_td={self.params_td},\nin_keys={self.in_keys},\nout_keys={self.out_keys}",
+            ["params_td"],
         )
 
 

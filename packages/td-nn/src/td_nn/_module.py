@@ -307,7 +307,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
 
     def __repr__(self) -> str:
         return self._show(
-            f"module={self._inner_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}"
+            f"module={self._inner_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}", ["module"]
         )
 
 
@@ -357,7 +357,8 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
         return getattr(self.td_module, name)
 
     def __repr__(self) -> str:
-        return self._show(f"td_module={self.td_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
+        fields = f"td_module={self.td_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}"
+        return self._show(fields, ["td_module"])
 
 
 def missing_keys(tensordict: TensorCollection, keys: tuple[Key, ...]) -> list[Key]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
+import torch
 from torch import nn
 from typing_extensions import TypeVar
 
@@ -27,12 +29,28 @@ CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 ResultT = TypeVar("ResultT", default=Any)
 
 
+class _Device:
+    """Descriptor of ``device``; an attribute of this name that a subclass assigns hides it."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        for tensors in (instance.parameters(), instance.buffers()):
+            for tensor in tensors:
+                return tensor.device
+        return getattr(instance._inner_module, "device", None)
+
+
 class TensorDictModuleBase(nn.Module, Generic[ResultT]):
     """Base of modules whose ``forward`` takes a collection and returns one.
 
     A subclass declares the keys that it reads and writes: ``in_keys`` and ``out_keys`` are attributes of the class, are
     assigned in ``__init__``, or are properties of the subclass. Assigning keys replaces all of them. Reading them returns
     a new list; changing that list does not change the module.
+
+    Attributes:
+        device: the device of the first parameter, else of the first buffer; without both that of the wrapped callable, if
+            it has one, or None.
 
     >>> from td_nn import dispatch
     >>> class Double(TensorDictModuleBase):
@@ -47,6 +65,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
 
     in_keys: Any = DeclaredKeys("in_keys")
     out_keys: Any = DeclaredKeys("out_keys")
+    device: torch.device | None = _Device()  # type: ignore[assignment]
 
     #: The keys of the instance, or the declared keys of its class.
     _all_in_keys: tuple[Key, ...] | None = None
@@ -222,8 +241,11 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
     def __repr__(self) -> str:
         return self._show(f"in_keys={self.in_keys},\nout_keys={self.out_keys}")
 
-    def _show(self, fields: str) -> str:
-        indented = fields.replace("\n", "\n    ")
+    def _show(self, fields: str, shown: Sequence[str] = ()) -> str:
+        """Format the module: the fields, what ``extra_repr`` returns, and the submodules that are not among the fields."""
+        parts = [fields, self.extra_repr()] if self.extra_repr() else [fields]
+        parts += [f"({name}): {child!r}" for name, child in self._modules.items() if name not in shown]
+        indented = ",\n".join(parts).replace("\n", "\n    ")
         return f"{type(self).__name__}(\n    {indented})"
 
     def __getstate__(self) -> dict[str, Any]:

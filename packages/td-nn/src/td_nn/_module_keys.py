@@ -32,13 +32,20 @@ Key = Any
 SINK = "_"
 
 
-def as_keys(keys: Any, name: str = "keys") -> tuple[Key, ...]:
+def as_keys(
+    keys: Any, name: str = "keys", *, count: int | None = None, known: Collection[Key] | None = None
+) -> tuple[Key, ...]:
     """Convert keys to their shortest form: a string or a tuple is one key, a list is several.
+
+    A tuple is several keys where it cannot be one: if ``count`` keys are needed and it has as many elements, or if it is not
+    among the ``known`` keys, and all of its elements are.
 
     Raises:
         ModuleKeysError: the argument is not a key or a list of keys.
     """
-    if isinstance(keys, (str, tuple)):
+    if isinstance(keys, tuple) and _are_several(keys, count, known):
+        keys = list(keys)
+    elif isinstance(keys, (str, tuple)):
         keys = [keys]
     elif not isinstance(keys, MutableSequence):
         raise ModuleKeysError(
@@ -53,6 +60,14 @@ def as_keys(keys: Any, name: str = "keys") -> tuple[Key, ...]:
             f"{name} is a list of keys or one key, and a key is a string or a non-empty tuple of strings; "
             f"got {', '.join(map(_show, wrong))} among them"
         ) from None
+
+
+def _are_several(keys: tuple[Any, ...], count: int | None, known: Collection[Key] | None) -> bool:
+    if count is not None:
+        return len(keys) == count > 1
+    if known is None or (_is_key(keys) and unravel_key(keys) in known):
+        return False
+    return all(_is_key(key) and unravel_key(key) in known for key in keys)
 
 
 def _is_key(key: Any) -> bool:

@@ -49,8 +49,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         distribution_kwargs: more keyword arguments of ``distribution_class``. Tensors move with the module; those of a
             TensorDictParams are also trained and saved.
         return_log_prob: True also stores the log-probability of the sample.
-        log_prob_keys: keys of the log-probabilities, one per sample key, if they are not aggregated. The default is the
-            sample key with the suffix ``_log_prob``.
+        log_prob_keys: list or tuple of the keys of the log-probabilities, one per sample key, if they are not aggregated; for
+            a single sample, a tuple is one nested key. The default is the sample key with the suffix ``_log_prob``.
         log_prob_key: key of the log-probability of a single sample key, or of the aggregated log-probability; the default
             of the latter is ``"sample_log_prob"``.
         cache_dist: must be False: distributions are built at each call.
@@ -149,7 +149,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             components = dict.fromkeys(as_keys(list(kwargs["distribution_map"])))
             names = list(rename_components(components, kwargs.get("name_map")))
         if out_keys is not None:
-            keys = list(as_keys(out_keys, "out_keys"))
+            keys = list(as_keys(out_keys, "out_keys", known=names))
             if names is not None:
                 self._refuse_unwritten(keys, names)
             return keys
@@ -185,7 +185,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
                 "here; give log_prob_keys, one per sample, or aggregate=True to store the sum"
             )
         if log_prob_keys is not None:
-            keys = list(as_keys(log_prob_keys, "log_prob_keys"))
+            keys = list(as_keys(log_prob_keys, "log_prob_keys", count=len(samples)))
         elif log_prob_key is not None:
             keys = list(as_keys([log_prob_key], "log_prob_key"))
         elif is_summed:
@@ -596,7 +596,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return self._show(
             f"in_keys={self.in_keys},\nout_keys={keys},\ndistribution_class={self.distribution_class},\n"
             f"distribution_kwargs={dict(self.distribution_kwargs)},\n"
-            f"default_interaction_type={self.default_interaction_type},\nnum_samples={self.num_samples}"
+            f"default_interaction_type={self.default_interaction_type},\nnum_samples={self.num_samples}",
+            ["distribution_class", "distribution_kwargs"],
         )
 
 

@@ -76,7 +76,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         self.__dict__.pop("_selected_out_keys", None)
         self.partial_tolerant = partial_tolerant
         if selected_out_keys is not None:
-            self.select_out_keys(*as_keys(selected_out_keys, "selected_out_keys"))
+            self.select_out_keys(*as_keys(selected_out_keys, "selected_out_keys", known=out_keys))
 
     @staticmethod
     def _compute_in_and_out_keys(modules: Iterable[Any]) -> tuple[list[Key], list[Key]]:
@@ -392,8 +392,9 @@ class TensorDictSequential(TensorDictModule[Any]):
         >>> seq.select_subsequence(out_keys=["z"]).out_keys
         ['z']
         """
-        provided = self.in_keys if in_keys is None else as_keys(in_keys, "in_keys")
-        wanted = self.out_keys if out_keys is None else as_keys(out_keys, "out_keys")
+        known = {*self.in_keys, *self.out_keys}
+        provided = self.in_keys if in_keys is None else as_keys(in_keys, "in_keys", known=known)
+        wanted = self.out_keys if out_keys is None else as_keys(out_keys, "out_keys", known=known)
         able = self._cut_inputs(dict.fromkeys(provided))
         result = None if able is None else able._cut_outputs(dict.fromkeys(wanted))
         if result is None:

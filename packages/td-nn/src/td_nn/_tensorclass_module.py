@@ -129,7 +129,8 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
         return tensordict_out
 
     def __repr__(self) -> str:
-        return self._show(f"tc_module={self.tc_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
+        fields = f"tc_module={self.tc_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}"
+        return self._show(fields, ["tc_module"])
 
 
 def _fields(provided: Any) -> dict[str, Any] | None:

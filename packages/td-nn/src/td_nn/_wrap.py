@@ -68,7 +68,7 @@ class WrapModule(TensorDictModuleBase[Any]):
 
     def __repr__(self) -> str:
         func = f"func={self.func!r},\n" if isinstance(self.func, nn.Module) else ""
-        return self._show(f"{func}in_keys={self.in_keys},\nout_keys={self.out_keys}")
+        return self._show(f"{func}in_keys={self.in_keys},\nout_keys={self.out_keys}", ["func"])
 
 
 def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]:
