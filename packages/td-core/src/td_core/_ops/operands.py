@@ -25,6 +25,7 @@ from .._collection import (
     check_same_form,
     check_same_keys,
     concurrent_change_error,
+    leaf_node_mismatch_error,
 )
 from .._dtypes import keep_scalar
 from .._foreach import (
@@ -79,6 +80,8 @@ def combine(
         return NotImplemented  # type: ignore[no-any-return]
     if not leaves:
         levels = node._flatten_leaves(leaves)
+    if foreign is not None and type(levels) is not dict and not isinstance(other, Core):
+        foreign.append(node)
     try:
         plain = plain and type(levels) is dict
         return node._unflatten(foreach(this, leaves, operand, plain=plain), levels)
@@ -340,40 +343,46 @@ def _reorder_level(
     return map_levels(node, fill_level, ref)
 
 
-def convert_values(node: Core, ref: Core) -> Any:
-    """Copy ``node`` with a tensor in place of each value beside which ``ref`` has a tensor: NaN for one that is not a number."""
+def convert_values(node: Core, ref: Core, *, strict: bool = False) -> Any:
+    """Copy ``node`` with a tensor in place of each value beside which ``ref`` has a tensor: NaN for one that is not a number.
+
+    ``strict``: raise StructureError for values that are not bools.
+    """
     if node.batch_size != ref.batch_size:
-        return _convert_level(node, ref)
+        return _convert_level(node, ref, strict)
     return node._map_members(
-        lambda own, given: given._map_members(lambda part, holder: _convert_level(holder, part), own), ref
+        lambda own, given: given._map_members(lambda part, holder: _convert_level(holder, part, strict), own),
+        ref,
     )
 
 
-def _convert_level(node: Core, ref: Core) -> object:
+def _convert_level(node: Core, ref: Core, strict: bool) -> object:
     def fill_level(own: Core, out: dict[str, object], given: Core) -> Iterator[tuple[str, Core, Core]]:
         for key, child in dict(own._children()).items():
             other = given._children().get(key)
             if isinstance(other, Tensor) and not isinstance(child, Tensor) and not has_entries(child):
-                out[key] = _value_as_tensor(child, other)
+                out[key] = _value_as_tensor(child, other, key if strict else None)
             elif isinstance(child, Tensor) or not has_entries(child) or not isinstance(other, Core):
                 out[key] = child
             elif any(level._members_and_dim() for level in (child, other)):
-                out[key] = convert_values(child, other)
+                out[key] = convert_values(child, other, strict=strict)
             else:
                 yield key, child, other
 
     return map_levels(node, fill_level, ref)
 
 
-def _value_as_tensor(value: Core, beside: Tensor) -> Tensor:
-    """Convert the values of a node to a tensor that broadcasts against a leaf of the same batch size."""
+def _value_as_tensor(value: Core, beside: Tensor, key: str | None) -> Tensor:
+    """Convert values to a tensor that broadcasts against a leaf; with ``key``, raise for those that are not bools."""
     size = value.batch_size
-    if type(value) in LEAF_KINDS and isinstance(leaf := value._unwrap(), Tensor):
+    if key is None and type(value) in LEAF_KINDS and isinstance(leaf := value._unwrap(), Tensor):
         return leaf if leaf.shape == beside.shape else torch.full(size, torch.nan, device=beside.device)
     try:
         made = torch.as_tensor(value.tolist(), device=beside.device)
     except (TypeError, ValueError, RuntimeError):
         made = torch.full(size, torch.nan, device=beside.device)
+    if key is not None and made.dtype is not torch.bool:
+        raise leaf_node_mismatch_error(beside, value, (key,))
     return align_dims(made, beside.ndim, len(size))
 
 
@@ -398,20 +407,23 @@ def pair_unset(left: Core, right: Core, path: tuple[str, ...]) -> list[tuple[str
 
 
 def compare_values(
-    result: Core, first: Core, second: Core, single: Callable[..., object], same_keys: bool = True
-) -> object:
-    """Compare the value nodes of two collections, and add the bools to ``result``, which holds those of the leaves.
+    result: Core,
+    first: Core,
+    second: Core,
+    compare: Callable[[Any, Any, str], object],
+    same_keys: bool = True,
+) -> Any:
+    """Combine the value nodes of two collections, and add what is not None to ``result``, which holds that of the leaves.
 
     ``same_keys``: raise KeyMismatchError if one collection lacks a value, instead of ignoring it.
     """
     size = result.batch_size
     first, second = expand_to_match(first, second, size), expand_to_match(second, first, size)
-    compared = first._compare(second, single)
-    if compared is not None:
+    if first._is_value and (compared := compare(first, second, "")) is not None:
         return compared
     for left, right, target in zip_walk(first, second, result):
         for key, held, unset in pair_unset(left, right, ()) if same_keys else ():
-            target._set_child(key, held._compare(unset, single))
+            target._set_child(key, compare(held, unset, key))
         for key, a in dict(left._children()).items():
             if isinstance(a, Tensor) or key not in right._children():
                 continue
@@ -419,7 +431,6 @@ def compare_values(
             if isinstance(b, Tensor):
                 raise concurrent_change_error(right)
             check_same_form(a, b, (key,))
-            compared = a._compare(b, single)
-            if compared is not None:
+            if not has_entries(a) and (compared := compare(a, b, key)) is not None:
                 target._set_child(key, compared)
     return result

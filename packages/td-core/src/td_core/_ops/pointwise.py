@@ -28,6 +28,7 @@ from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
 from ..errors import StructureError
 from .broadcasting import align_columns, expand_to_match, find_longer_size
+from .flags import combine_flags, combine_logical, invert
 from .operands import (
     NUMBERS,
     CoreT,
@@ -96,6 +97,9 @@ OPS: dict[str, Op] = {
     "logical_and": Op(None, _both),
 }
 
+#: The operations that also combine values that are bools.
+LOGICAL = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "logical_and"})
+
 
 def apply_unary(node: CoreT, name: str) -> CoreT:
     """Return a collection of the results of an operation on each leaf."""
@@ -118,7 +122,8 @@ def apply_unary_inplace(node: CoreT, name: str) -> CoreT:
 
 def apply_binary(node: CoreT, name: str, other: Operand, default: object = None) -> CoreT:
     """Combine each leaf with an operand; raise TypeError if it is not one."""
-    return check_operand(combine(node, name, OPS[name], other, default), name, other)
+    combined = combine_logical if name in LOGICAL else combine
+    return check_operand(combined(node, name, OPS[name], other, default), name, other)
 
 
 def apply_binary_inplace(node: CoreT, name: str, other: Operand) -> CoreT:
@@ -136,13 +141,21 @@ def compare(node: Core, name: str, symbol: str, other: Operand) -> object:
     try:
         result = combine(node, symbol, this, other, None, foreign)
     except StructureError:
-        if not equality or not isinstance(other, Core):
+        if not isinstance(other, Core):
             raise
         # One may have a tensor where the other has a number that was kept as a value.
-        node, other = convert_values(node, other), convert_values(other, node)
+        strict = not equality
+        node, other = (
+            convert_values(node, other, strict=strict),
+            convert_values(other, node, strict=strict),
+        )
         foreign.clear()
         result = combine(node, symbol, this, other, None, foreign)
-    return compare_values(result, node, other, this.single, equality) if foreign else result
+    if not foreign or result is NotImplemented:
+        return result
+    if not isinstance(other, Core):
+        return combine_flags(result, node, symbol, this, other)
+    return compare_values(result, node, other, lambda a, b, _: a._compare(b, this.single), equality)
 
 
 def _scale_operand(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]:
@@ -252,7 +265,11 @@ def make_operator(name: str, expression: str, operation: str) -> OperatorMethod:
     def method(self: CoreT, other: Operand) -> CoreT:
         return combine(self, expression, OPS[operation], other)
 
-    return name_method(method, name, f"Return ``{expression}``; ``x`` is an operand of :meth:`add`.")
+    def logical(self: CoreT, other: Operand) -> CoreT:
+        return combine_logical(self, expression, OPS[operation], other)
+
+    made = logical if operation in LOGICAL else method
+    return name_method(made, name, f"Return ``{expression}``; ``x`` is an operand of :meth:`add`.")
 
 
 def make_augmented(name: str, expression: str, operation: str) -> OperatorMethod:
@@ -412,7 +429,7 @@ class PointwiseMixin(Core):
 
     def __invert__(self) -> Self:
         """Return the bitwise not of each element; for bools the logical not."""
-        return run_each_leaf("~td", self, torch.bitwise_not)
+        return invert(self)
 
     def add(self, other: Operand, *, alpha: float | None = None, default: object = None) -> Self:
         """Return ``self + alpha * other``, element by element.
