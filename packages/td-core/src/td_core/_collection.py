@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, overload
@@ -53,12 +54,10 @@ Undo = Callable[[Any], Any]
 #: ``_unflatten`` has to walk the tree again.
 Walked = Any  # Any avoids casts: most callers handle only one of the four forms of a treedef
 
-
 #: Classes of nodes that represent one leaf, which ``_unwrap`` returns, and have an instance; mostly empty.
 LEAF_KINDS: set[type] = set()
 
-#: Value of ``_locked`` if a storage backend locked the node, and not the user.
-ATTACHED = "attached"
+_NOTHING: AbstractContextManager[object] = nullcontext()
 
 
 class EntrySchema:
@@ -67,6 +66,7 @@ class EntrySchema:
     Attributes:
         converts_tensors: ``convert`` also converts tensors.
         can_grow: loading a state dict may add entries.
+        merges_at_once: ``update`` may store each value as it comes.
         cast_filter: the ``cast_filter`` of casts without this argument, or None.
     """
 
@@ -74,6 +74,7 @@ class EntrySchema:
 
     converts_tensors: bool = False
     can_grow: bool = True
+    merges_at_once: bool = True
     cast_filter: Any = None
 
     def check_keys(self, keys: Mapping[Any, object]) -> None:
@@ -243,6 +244,13 @@ class Core(ABC):
     def _inner(self) -> Core:
         """Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself."""
         return self
+
+    def _edit_together(self) -> AbstractContextManager[object]:
+        """Return a context in which changes of the structure reach a store together; in memory there is nothing to do."""
+        return _NOTHING
+
+    def _check_child(self, key: str, value: Child) -> None:  # noqa: B027 -- memory holds all
+        """Raise an error if ``_set_child`` would refuse a checked value."""
 
     def _index_put(self, index: object, value: object, *, non_blocking: bool = False) -> Core:
         """Write ``value`` at an index. Return the node for the parent to store: this one or its replacement."""
@@ -524,11 +532,6 @@ def copy_leaf(leaf: Tensor, **kwargs: Any) -> Tensor:
     """Clone a leaf."""
     # Do not use torch.clone: some subclasses keep their class only in the method clone, or override it.
     return leaf.clone(**kwargs)
-
-
-def is_copying(fn: Callable[..., object]) -> bool:
-    """Return True if ``fn`` clones leaves, so that a mapped value node must be copied too."""
-    return getattr(fn, "func", fn) is copy_leaf
 
 
 def clone_detached(leaf: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from ._dtypes import ScalarBeside, as_scalar
 from ._element_plans import Where
 from ._from_python import from_list
 from ._lazy_stack_ops import LazyStackOps
-from ._locking import check_unlocked
+from ._locking import check_no_entry, check_unlocked
 from ._mapping_views import StackedEntries
 from ._ops.entries import NOT_GIVEN, get_default, parse_get_options
 from ._ops.uneven import make_empty_like, transform_uneven, uneven_index
@@ -196,6 +196,7 @@ class LazyStackedTensorDict(LazyStackOps):
             stacks = filter(None, [member._members_and_dim() for member in members])
             yield from ((*stacked, inner) for stacked in stacks)
 
+        check_no_entry(self, "change the batch size of")
         visit(check, self._members, self._stack_dim, size)
         self._change_batch_size(size)
 

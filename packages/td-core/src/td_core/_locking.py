@@ -13,16 +13,24 @@ from typing import Any
 
 from torch import Tensor
 
-from ._collection import ATTACHED, Core
+from ._collection import Core
 from ._walks import list_holders, walk
 from .errors import LockedError
+
+#: Value of ``_locked`` if a storage backend locked the node, and not the user.
+ATTACHED = "attached"
+
+#: Value of ``_locked`` for a node in a store, where only the entry as a whole can be replaced.
+STORED_ENTRY = "stored"
 
 # Dead weak references to parents are removed at this length of the list and at each doubling: amortized O(1).
 _MANY = 32
 
 
-def lock(root: Core, *, by_user: bool = True) -> None:
+def lock(root: Core, *, by_user: bool = True, as_entry: bool = False) -> None:
     """Lock a node and all nodes below it; ``by_user`` is False for a storage backend, whose lock copies do not keep.
+
+    ``as_entry`` is for an entry of a store: nobody can unlock it, and its metadata cannot be changed alone.
 
     >>> td = TensorDict()
     >>> lock(td, by_user=False)
@@ -31,7 +39,7 @@ def lock(root: Core, *, by_user: bool = True) -> None:
     """
     if root._locked:
         return
-    how: bool | str = by_user or ATTACHED
+    how: bool | str = STORED_ENTRY if as_entry else by_user or ATTACHED
     todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
     try:
         # By hand: the row `lock unlock` of benchmarks/ops.py.
@@ -76,6 +84,7 @@ def _prune_dead_parents(parents: list[weakref.ref[Core]]) -> None:
 def unlock(root: Core) -> None:
     """Unlock a node and the nodes below that no other locked node holds. Raise LockedError if one holds ``root``."""
     inner: Core = root._inner()
+    check_no_entry(inner, "unlock")
     if _is_part(inner):
         raise LockedError(
             f"cannot unlock this {type(inner).__name__}: it is part of a locked collection; unlock that one first"
@@ -90,6 +99,15 @@ def unlock(root: Core) -> None:
         node._lock_parents = None
         node._backends = None
         todo += [child._inner() for child in node._tree_children() if not isinstance(child, Tensor)]
+
+
+def check_no_entry(node: Core, what: str) -> None:
+    """Raise LockedError if a node is in a store, where only the entry as a whole can be replaced."""
+    if node._inner()._locked == STORED_ENTRY:
+        raise LockedError(
+            f"cannot {what} this {type(node).__name__}: it is an entry of a collection in a store, which would not change; "
+            "clone() it, change that, and set the entry again"
+        )
 
 
 def _is_part(node: Core) -> bool:

@@ -37,6 +37,7 @@ from ._dtypes import ScalarBeside
 from ._foreach import PLAIN, foreach, make_op
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
+from ._locking import check_no_entry
 from ._nested_components import apply_to_components
 from ._ops.entries import coerce_for, get_default
 from ._ops.join_levels import check_even, join_components, join_nodes, zip_entries
@@ -212,6 +213,8 @@ class TensorDict(TensorDictBase):
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
         size = as_batch_size(batch_size)
+        if self._locked:
+            check_no_entry(self, "change the batch size of")
         if size == self._batch_size[: len(size)]:
             self._set_batch_size(size)  # a prefix of the old batch size fits every entry
         else:

@@ -102,6 +102,8 @@ class Wrapper(TensorCollection):
     _tree_children = _hand_on(TensorCollection._tree_children)
     _plan_writes = _hand_on(TensorCollection._plan_writes)
     _set_names = _hand_on(TensorCollection._set_names)
+    _edit_together = _hand_on(TensorCollection._edit_together)
+    _check_child = _hand_on(TensorCollection._check_child)
 
     def _children(self) -> Mapping[str, Child]:
         return self._tensordict._children()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import h5py
 import torch
 from torch import Tensor
 
-from td_core.array_formats import as_storable, get_stored, view_mapped
+from td_core.array_formats import KeptSource, as_storable, get_stored, view_mapped
 from td_core.errors import FormatError
 from td_core.spi import set_module
 from td_core.typing import SourceIndex
@@ -64,11 +64,15 @@ class DatasetSource:
         self._structure = -1
         #: The open file, the number of its structure, and the dataset, which keeps its chunks in a cache.
         self._found: tuple[Any, int, Any] | None = None
+        #: The elements, after the dataset was removed.
+        self._kept: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"{self.file.path}, dataset {self.name!r}"
 
     def __reduce__(self) -> Any:
+        if self._kept is not None:
+            return KeptSource, (self._kept,)
         return DatasetSource, (self.file.path, self.file.identity, self.name, tuple(self.shape), self.dtype)
 
     @property
@@ -78,8 +82,20 @@ class DatasetSource:
             found = _get_chunk(self._find(file))
         return None if found is None else found[: len(self.shape)]
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the dataset was removed, so that the elements are in memory."""
+        return self._kept is not None
+
+    def keep(self, dataset: Any) -> None:
+        """Read all elements, of a dataset whose link was removed: reads and writes stay in memory from now on."""
+        whole = self._extend(tuple(slice(0, n, 1) for n in self.shape))
+        self._kept = self._restore(_read_dataset(dataset, whole, self._stored.dtype))
+
     def read(self, index: SourceIndex) -> Tensor:
         """Return a copy of a part of the leaf."""
+        if self._kept is not None:
+            return self._kept[index].clone()
         full = self._extend(index)
         if self._offset is not None:
             self.file.notice()
@@ -94,6 +110,9 @@ class DatasetSource:
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write a part of the leaf into the file."""
+        if self._kept is not None:
+            self._kept[index] = value
+            return
         full, value = self._extend(index), as_signed(as_storable(value, NATIVE))
         if self._map(shared=True) is not None:
             # Another process cannot move the dataset while the file is locked.
@@ -107,11 +126,15 @@ class DatasetSource:
 
     def hold(self) -> AbstractContextManager[Any]:
         """Lock the file during a block that reads elements and writes them."""
+        if self._kept is not None:
+            return nullcontext()
         is_mapped = self._map(shared=True) is not None
         return self.file.use(write=not is_mapped, maps=is_mapped)
 
     def map(self) -> Tensor | None:
         """Return the leaf as memory that is mapped from the file, or None if its dataset has chunks."""
+        if self._kept is not None:
+            return self._kept
         if self._offset is not None:
             self.file.notice()
         if self._leaf_structure != self.file.structure:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -13,14 +13,15 @@ import h5py
 import torch
 
 from td_core import Encoded, StoredTensor, TensorDict, kinds
-from td_core.array_formats import LiveCollection, LiveStore, find_row, list_names, set_entry
+from td_core.array_formats import Change, LiveCollection, LiveStore, TableEdit, find_row, list_names
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import Node, as_batch_size, as_named, set_module
 
 from ._dataset_source import DatasetSource
 from ._datasets import DatasetOptions, read_header, write_header
 from ._h5_files import StoreFile
-from ._h5_layout import make_entry_layout, make_layout, read_arrays
+from ._h5_layout import Layout, make_entry_layout, make_layout, read_arrays
+from ._h5_links import Links
 from ._read_h5 import Save, check_writable, open_save, open_table, read_save
 from ._write_h5 import save, write_arrays, write_facts
 
@@ -51,7 +52,6 @@ class _Store(LiveStore):
     ) -> None:
         self.file, self.mode, self.opened, self.device, self.options = file, mode, opened, device, options
         self.is_writable = mode != "r"
-        self._is_held = False
 
     @property
     def where(self) -> str:
@@ -71,101 +71,112 @@ class _Store(LiveStore):
             )
         return found
 
-    def edit(self, change: Callable[[Encoded], Encoded], removed: KeyPath = ()) -> None:
-        """Write the header with a changed table, and remove the links that the entry ``removed`` had alone."""
-        with self.file.use(write=True) as file:
-            found = self.read(file)
-            new = replace(found, table=change(found.table))
-            before = {row.get("group"): row["meta"] for row in found.table.nodes}
-            for row in new.table.nodes:
-                group = row.get("group")
-                if group is not None and row["meta"] != before[group]:
-                    write_facts(h5py.h5g.open(file, group.encode() or b"/"), row["meta"])
-            if removed:
-                *above, key = removed
-                group = find_row(found.table, above).get("group") or ""
-                link = f"{group}/{key}".removeprefix("/")
-                others = [name for name in found.others if name != link and not name.startswith(f"{link}/")]
-                used = {name for place in new.table.leaves for name in list_names(place)}
-                arrays = {name: array for name, array in found.arrays.items() if name in used}
-                new = replace(new, arrays=arrays, others=others)
-            self._write(file, new)
-            if removed:
-                _remove_links(file, found.list_links() - new.list_links())
-                self.file.structure += 1
-
-    def _write(self, file: object, content: Save) -> None:
-        self.file.content = content
-        if not self._is_held:
-            write_header(file, content.make_header())
-
     def check_entry(self, data: Node) -> None:
         """Raise CodecError if the only entry of a collection cannot be stored."""
         make_layout(data)
 
-    def add_entry(self, path: KeyPath, data: Node) -> None:
-        """Write the only entry of ``data`` to a key path, then the header. A leaf of this file is linked."""
-        above, key = path[:-1], path[-1]
+    def commit(self, change: Change) -> None:
+        """Write new entries and the header, and remove the links of old entries; an error leaves the file as it is."""
         with self.file.use(write=True) as file:
             found = self.read(file)
-            group = find_row(found.table, above).get("group") or ""
-            layout = make_entry_layout(data, key, group, found.list_links())
-            entry, arrays = read_arrays(layout.make_header(), self.where)
-            table = set_entry(found.table, path, entry, (key,))
-            value: Any = data._children()[key]
-            if self.can_link((), value):
-                root = h5py.h5g.open(file, b"/")
-                h5py.h5o.link(
-                    h5py.h5d.open(file, value.source.name.encode()), root, next(iter(arrays)).encode()
-                )
-            else:
-                try:
-                    write_arrays(file, layout, self.options, above=group)
-                except BaseException:
-                    _remove_links(file, (name for name, _ in layout.list_links()))
-                    raise
-            self._write(file, replace(found, table=table, arrays={**found.arrays, **arrays}))
-
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep the file open and locked during a block, and write the header once, at its end."""
-        with self.file.use(write=True) as file:
-            before = self.read(file)
-            self._is_held = True
+            edit = TableEdit(found.table)
+            change.edit(edit)
+            plan = _Plan(found, edit, change)
+            links = Links(file)
             try:
-                yield
-            finally:
-                self._is_held = False
-                if self.file.content is not before:
-                    self._write(file, self.file.content)
+                links.remove(found.list_links() - plan.kept)
+                for layout, group in plan.layouts:
+                    self._write_entry(file, layout, group, links)
+                new = plan.finish()
+                self._write_facts(file, found, new)
+                write_header(file, new.make_header())
+            except BaseException:
+                links.undo()
+                write_header(file, found.make_header())
+                raise
+            self.file.content = new
+            if links.removed:
+                self.file.structure += 1
+            for source in change.release():
+                source.keep(links.find_dataset(source.name))
 
-    def can_link(self, path: KeyPath, value: Any) -> bool:
-        """Return True for the leaf of a whole dataset, if another entry than the one at the path has it."""
-        source = getattr(value, "source", None) if isinstance(value, StoredTensor) else None
-        if not isinstance(source, DatasetSource) or source.file is not self.file:
-            return False
-        if value.shape != source.shape or not value.is_contiguous():
-            return False
-        with self.file.use() as file:
-            table = self.read(file).table
-        return any(
-            source.name in list_names(place) and (not path or other[: len(path)] != path)
-            for other, place in zip(table.leaf_paths(), table.leaves, strict=True)
-        )
+    def _write_entry(self, file: Any, layout: Layout, group: str, links: Links) -> None:
+        """Write the groups and datasets of an entry; the whole leaves of this file get another link."""
+        links.added += [name for name, _ in layout.list_links()]
+        write_arrays(file, layout, self.options, above=group, find_linked=partial(self._find_linked, links))
 
-    def open_entry(self, path: KeyPath) -> Any:
-        """Open a collection with the stored entry of a key path alone."""
+    def _find_linked(self, links: Links, leaf: object) -> Any:
+        """Return the dataset of a whole leaf of this file, or None."""
+        if not isinstance(leaf, StoredTensor) or not self.can_link(leaf):
+            return None
+        return links.find_dataset(leaf.source.name)  # type: ignore[attr-defined]
+
+    def _write_facts(self, file: Any, before: Save, after: Save) -> None:
+        """Write the metadata of the groups for which it has changed."""
+        known = {row.get("group"): row["meta"] for row in before.table.nodes}
+        for row in after.table.nodes:
+            group = row.get("group")
+            if group is not None and group in known and row["meta"] != known[group]:
+                write_facts(h5py.h5g.open(file, group.encode() or b"/"), row["meta"])
+
+    def owns(self, leaf: StoredTensor) -> bool:
+        """Return False for a leaf in another HDF5 file."""
+        source = leaf.source
+        return not isinstance(source, DatasetSource) or source.file is self.file
+
+    def can_link(self, leaf: StoredTensor) -> bool:
+        """Return True for the leaf of a whole dataset of this file."""
+        source = leaf.source
+        if not isinstance(source, DatasetSource) or source.file is not self.file or source.is_kept:
+            return False
+        return leaf.shape == source.shape and leaf.is_contiguous()
+
+    def open_entries(self, paths: Sequence[KeyPath]) -> Any:
+        """Open a collection with the stored entries of some key paths alone."""
         with self.file.use() as file:
             found = self.read(file)
-        return open_table(found, found.table.select_keys([path], self.where), self.mode, self.device)
+        return open_table(found, found.table.select_keys(list(paths), self.where), self.mode, self.device)
 
 
-def _remove_links(file: object, names: Iterable[str]) -> None:
-    """Remove those of some groups and datasets that a file has."""
-    root = h5py.h5g.open(file, b"/")
-    for name in sorted(names, key=len, reverse=True):  # groups after their content
-        with contextlib.suppress(KeyError):
-            root.unlink(name.encode())
+class _Plan:
+    """What a change writes into a file.
+
+    Attributes:
+        kept: names of the links that stay.
+        layouts: the layouts of new entries, with the names of the groups that get them.
+    """
+
+    def __init__(self, found: Save, edit: TableEdit, change: Change) -> None:
+        self.found, self.edit = found, edit
+        self.layouts: list[tuple[Layout, str]] = []
+        self.arrays = dict(found.arrays)
+        others = [name for name in found.others if name is not None]
+        for path in change.removed:
+            group = find_row(found.table, path[:-1]).get("group") or ""
+            link = f"{group}/{path[-1]}".removeprefix("/")
+            others = [name for name in others if name != link and not name.startswith(f"{link}/")]
+        self.others = others
+        for path in change.added:
+            edit.put(path, None)
+        self.kept = self._make_save(edit.finish()).list_links()
+        taken = set(self.kept)
+        for path, data in change.added.items():
+            group = edit.get_row(path[:-1]).get("group") or ""
+            layout = make_entry_layout(data, path[-1], group, taken)
+            entry, arrays = read_arrays(layout.make_header(), found.path)
+            edit.add(path, entry, (path[-1],))
+            self.arrays.update(arrays)
+            taken.update(name for name, _ in layout.list_links())
+            self.layouts.append((layout, group))
+
+    def finish(self) -> Save:
+        """Return the content of the file after the change."""
+        return self._make_save(self.edit.finish())
+
+    def _make_save(self, table: Encoded) -> Save:
+        used = {name for place in table.leaves for name in list_names(place)}
+        arrays = {name: array for name, array in self.arrays.items() if name in used}
+        return replace(self.found, table=table, arrays=arrays, others=self.others)
 
 
 @set_module("td_hdf5")

@@ -164,11 +164,13 @@ def write_arrays(
     checksums: bool = False,
     blank: bool = False,
     above: str = "",
+    find_linked: Callable[[Tensor], Any] = lambda leaf: None,
     report: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any] | None:
     """Write the groups and datasets of a layout into an open file, and return the hashes of the datasets.
 
-    ``above`` is the name of a group, whose collection gets the entries of the layout.
+    ``above`` is the name of a group, whose collection gets the entries of the layout. ``find_linked`` returns the dataset of the
+    file that a leaf is, which gets another link, or None.
 
     Raises:
         ValueError: HDF5 refuses an option.
@@ -185,6 +187,10 @@ def write_arrays(
             continue
         planned = layout.plan.arrays[name]
         array = Array(planned.dtype, planned.shape)
+        linked = find_linked(planned.parts[0]) if len(planned.parts) == 1 and planned.dim is None else None
+        if linked is not None:
+            h5py.h5o.link(linked, groups[parent], last.encode())
+            continue
         try:
             dataset = create_dataset(groups[parent], last, array, options, names=planned.batch_names)
         except H5_ERRORS as error:

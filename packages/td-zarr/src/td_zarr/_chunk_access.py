@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core.array_formats import MappedSource, as_mapped, map_file, read_into, view_mapped
+from td_core.array_formats import KeptSource, MappedSource, as_mapped, map_file, read_into, view_mapped
 from td_core.errors import FormatError, LockedError
 from td_core.spi import set_module
 from td_core.typing import SourceIndex
@@ -85,6 +85,8 @@ class ChunkSource:
         self.shape, self.dtype = info.shape, info.dtype
         self._current = OpenedArray(objects, info)
         self._opened: tuple[int, ArrayInfo, FastArray | SlowArray] | None = None
+        #: The elements, after the array was removed.
+        self._kept: KeptSource | None = None
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -97,6 +99,8 @@ class ChunkSource:
         return f"ChunkSource({self.objects.where!r}, {self.info.name!r})"
 
     def __reduce__(self) -> Any:
+        if self._kept is not None:
+            return self._kept.__reduce_ex__(2)
         return rebuild_source, (self.objects, self.info, self.strict)
 
     @property
@@ -108,17 +112,29 @@ class ChunkSource:
             self._opened = opened
         return opened[2]
 
+    def keep(self) -> None:
+        """Read all elements before the array is removed: reads and writes stay in memory from now on."""
+        self._kept = KeptSource(self.read(tuple(slice(0, n, 1) for n in self.shape)))
+
     def read(self, index: SourceIndex) -> Tensor:
         """Read the chunks that a part of the array is in."""
         return self.read_many([(self, index)])[0]
 
     def read_many(self, requests: Sequence[tuple[ChunkSource, SourceIndex]]) -> list[Tensor]:
         """Read parts of several arrays at the same time."""
+        if any(source._kept is not None for source, _ in requests):
+            return [
+                source.read_many([(source, index)])[0] if source._kept is None else source._kept.read(index)
+                for source, index in requests
+            ]
         found = wait_for_all([source.array.read(_as_selection(index)) for source, index in requests])
         return [as_tensor(item) for item in found]
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write the chunks that a part of the array is in; those that are written in part are read first."""
+        if self._kept is not None:
+            self._kept.write(index, value)
+            return
         with self.objects.hold():
             self.array.write(_as_selection(index), value.numpy())
 
@@ -199,18 +215,33 @@ class RawSource(MappedSource):
         self._chunks = ChunkSource(objects, info, strict=True)
         #: What distinguishes the file that is mapped from one that replaces it.
         self._version: object = None
+        #: The elements, after the array was removed.
+        self._kept: KeptSource | None = None
 
     def __repr__(self) -> str:
         return f"RawSource({self.objects.where!r}, {self.info.name!r})"
 
     def __reduce__(self) -> Any:
+        if self._kept is not None:
+            return self._kept.__reduce_ex__(2)
         return RawSource, (self.objects, self.info, self.shared)
+
+    def keep(self) -> None:
+        """Read all elements before the array is removed: reads and writes stay in memory from now on."""
+        self._kept = KeptSource(self.read(tuple(slice(0, n, 1) for n in self.shape)))
+
+    def flush(self) -> None:
+        """Return when what was written has reached the disk."""
+        if self._kept is None:
+            super().flush()
 
     def _open(self) -> Tensor:
         return map_raw(self.objects, self.info, shared=self.shared)
 
     def map(self) -> Tensor | None:  # type: ignore[override]
         """Return the array as memory, or None if it has several chunks now; FormatError if it was replaced."""
+        if self._kept is not None:
+            return self._kept.map()
         if self._current.find() is not self.info:
             return None
         version = self.objects.read_number(self._key)
@@ -225,6 +256,9 @@ class RawSource(MappedSource):
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write a part of the array into the file."""
+        if self._kept is not None:
+            self._kept.write(index, value)
+            return
         with self.objects.hold():
             mapped = self.map()
             if mapped is None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from td_core import Encoded, NestedKey, TensorDict, kinds
+from td_core import Encoded, NestedKey, StoredTensor, TensorDict, kinds
 from td_core.array_formats import (
+    Change,
     LiveCollection,
     LiveStore,
+    TableEdit,
     build_leaves,
     compute_check,
     list_names,
-    make_array_plan,
     make_table_header,
-    set_entry,
 )
 from td_core.spi import Node, set_module
 
-from ._array_documents import NATIVE, ChunkOptions, join_names
+from ._array_documents import ChunkOptions, join_names
 from ._group_header import GroupContent, list_documents, read_group, read_root
 from ._group_locations import find_local_path, find_objects
 from ._read_collections import Opener, open_collection, open_with_content
@@ -47,46 +46,70 @@ class _LiveGroup(LiveStore):
         """Location of the group."""
         return self.objects.where
 
-    def edit(self, change: Callable[[Encoded], Encoded], removed: KeyPath = ()) -> None:
-        """Write the root with a changed table, then remove the groups and arrays that the entry ``removed`` had alone."""
-        with self.hold():
-            group = read_group(self.objects)
-            self._write_root(replace(group, table=change(group.table)), removed=removed)
-
     def check_entry(self, data: Node) -> None:
         """Raise CodecError if the only entry of a collection cannot be stored."""
-        make_array_plan(data, NATIVE, join_names, separator="/")
+        plan_group(data, ChunkOptions(**self.options))
 
-    def add_entry(self, path: KeyPath, data: Node) -> None:
-        """Write the arrays of the only entry of a collection, then the root."""
-        for above in reversed(path[:-1]):
-            data = TensorDict({above: data})
-        with self.hold():
-            group = read_group(self.objects)
-            planned = plan_group(data, ChunkOptions(**self.options), reserved=group.arrays)
-            entry = Encoded.of_header(planned.plan.header, group.where)
-            table = set_entry(group.table, path, entry, path)
-            self._write_root(replace(group, table=table, arrays={**group.arrays, **planned.arrays}), planned)
+    def commit(self, change: Change) -> None:
+        """Write the arrays of new entries, then the root, and remove the groups and arrays of old entries."""
+        with self.objects.hold():
+            self._commit(change)
 
-    def hold(self) -> contextlib.AbstractContextManager[object]:
-        """Hold the lock of the group during a block."""
-        return self.objects.hold()
+    def _commit(self, change: Change) -> None:
+        group = read_group(self.objects)
+        edit = TableEdit(group.table)
+        change.edit(edit)
+        for path in change.added:
+            edit.put(path, None)
+        rest = replace(group, table=edit.finish())
+        planned = self._plan(edit, change, _list_arrays(rest.table))
+        root = read_root(self.objects)
+        documents = list_documents(self.objects, root)
+        used = _list_arrays(rest.table)
+        gone = _find_unused(documents, used, group.arrays, change.removed) if change.removed else []
+        new = {name for item in planned for name in item.documents}
+        if not new.isdisjoint(gone):  # an array takes the name of another one, which is removed first
+            for source in change.release():
+                source.keep()
+            self._write_root(rest, documents, gone)
+            self.objects.remove(gone)
+            documents, gone = {name: item for name, item in documents.items() if name not in gone}, []
+        known = set(documents)
+        for item in planned:
+            try:
+                write_entries(self.objects, item, set(documents))
+            except BaseException:
+                self.objects.remove(sorted(new - known, key=len, reverse=True))
+                raise
+            documents = {**item.root["consolidated_metadata"]["metadata"], **documents}
+        arrays = {name: array for item in planned for name, array in item.arrays.items()}
+        table = edit.finish() if planned else rest.table
+        self._write_root(replace(group, table=table, arrays={**group.arrays, **arrays}), documents, gone)
+        for source in change.release():
+            source.keep()
+        self.objects.remove(gone)
 
-    def _write_root(
-        self, group: GroupContent, planned: PlannedGroup | None = None, removed: KeyPath = ()
-    ) -> None:
-        """Write new arrays, then the root, then remove the groups and arrays that no entry needs after one was removed."""
+    def _plan(self, edit: TableEdit, change: Change, reserved: set[str]) -> list[PlannedGroup]:
+        """Plan the arrays of new entries, and put them into the table."""
+        planned = []
+        for path, data in change.added.items():
+            for above in reversed(path[:-1]):
+                data = TensorDict({above: data})
+            item = plan_group(data, ChunkOptions(**self.options), reserved=reserved)
+            edit.add(path, Encoded.of_header(item.plan.header, self.where), path)
+            reserved |= item.arrays.keys()
+            planned.append(item)
+        return planned
+
+    def _write_root(self, group: GroupContent, documents: Mapping[str, Any], gone: Iterable[str]) -> None:
+        """Write the root of a group, with the metadata of its groups and arrays except those that are ``gone``."""
         header = make_table_header(group.table)
-        used = {name for place in group.table.leaves for name in list_names(place)}
-        header["check"] = compute_check((name, group.arrays[name].shape) for name in used)
+        header["check"] = compute_check(
+            (name, group.arrays[name].shape) for name in _list_arrays(group.table)
+        )
         if not group.is_strict:
             header["sparse"] = True
         root = read_root(self.objects)
-        documents = list_documents(self.objects, root)
-        if planned is not None:
-            write_entries(self.objects, planned, set(documents))
-            documents = {**planned.root["consolidated_metadata"]["metadata"], **documents}
-        gone = _find_unused(documents, used, group.arrays, removed) if removed else []
         root["attributes"]["td"] = json.dumps(header, separators=(",", ":"))
         root["consolidated_metadata"] = {
             "kind": "inline",
@@ -94,23 +117,34 @@ class _LiveGroup(LiveStore):
             "metadata": {name: document for name, document in documents.items() if name not in gone},
         }
         self.objects.replace("zarr.json", dump_json(root))
-        self.objects.remove(gone)
 
-    def open_entry(self, path: KeyPath) -> Any:
-        """Open a collection with the stored entry of a key path alone."""
+    def owns(self, leaf: StoredTensor) -> bool:
+        """Return False for a leaf in another group."""
+        source: Any = leaf.source
+        objects = getattr(getattr(source, "source", source), "objects", self.objects)
+        return bool(objects.where == self.where)
+
+    def open_entries(self, paths: Sequence[KeyPath]) -> Any:
+        """Open a collection with the stored entries of some key paths alone."""
         group = read_group(self.objects)
-        table = group.table.select_keys([path], group.where)
+        table = group.table.select_keys(list(paths), group.where)
         opener = Opener(group, table, "r+")
         return build_leaves(table, group.where, opener.open)
 
 
+def _list_arrays(table: Encoded) -> set[str]:
+    """Return the names of the arrays of a table."""
+    return {name for place in table.leaves for name in list_names(place)}
+
+
 def _find_unused(
-    documents: Mapping[str, Any], used: set[str], arrays: Mapping[str, Any], removed: KeyPath
+    documents: Mapping[str, Any], used: set[str], arrays: Mapping[str, Any], removed: Iterable[KeyPath]
 ) -> list[str]:
-    """Return the names of the groups and arrays that no entry needs after one was removed, groups after their content."""
+    """Return the names of the groups and arrays that no entry needs after some were removed, groups after their content."""
     needed = {name[:end] for name in used for end, char in enumerate(name) if char == "/"} | used
-    prefix = join_names(removed)
-    below = {name for name in documents if name == prefix or name.startswith(f"{prefix}/")}
+    prefixes = {join_names(path) for path in removed}
+    starts = tuple(f"{prefix}/" for prefix in prefixes)
+    below = {name for name in documents if name in prefixes or name.startswith(starts)}
     return sorted((below | arrays.keys()) - needed, key=len, reverse=True)
 
 

@@ -188,6 +188,10 @@ class Reinterpreted:
         stand_in = torch.view_as_real(value) if value.is_complex() else value.view(self.source.dtype)
         self.source.write(self._extend(index), stand_in)
 
+    def keep(self) -> None:
+        """Read all elements before the array is removed."""
+        self.source.keep()
+
     def flush(self) -> None:
         """Flush the array."""
         self.source.flush()

@@ -294,9 +294,10 @@ class EntryMixin(Core):
         nodes = list_distinct_members([self])
         for node in (self, *nodes):
             check_unlocked(node, "clear the collection")
-        for node in nodes:
-            for key in list(node._children()):
-                node._del_child(key)
+        with self._edit_together():
+            for node in nodes:
+                for key in list(node._children()):
+                    node._del_child(key)
         return self
 
     def create_nested(self, key: NestedKey) -> Self:

@@ -23,6 +23,7 @@ from .._collection import (
 from .._devices import set_device_labels
 from .._dim_names import check_names
 from .._keys import unravel_key_to_tuple
+from .._locking import check_no_entry
 from .._nested_components import get_parts
 from .._plans import wrap_dim
 from .._ragged import get_display_shape, list_distinct_members
@@ -103,6 +104,7 @@ class MetadataMixin(Core):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
+        check_no_entry(self, "name the dims of")
         self._set_names(check_names(names, len(self.batch_size)))
 
     def _set_names(self, names: Names | None) -> None:
@@ -133,6 +135,7 @@ class MetadataMixin(Core):
         >>> TensorDict(batch_size=[2, 3, 4]).refine_names(..., "time").names
         [None, None, 'time']
         """
+        check_no_entry(self, "name the dims of")
         left = self.names
         refined = check_names(_fill_ellipsis(names, left), len(left)) or (None,) * len(left)
         for old, new in zip(left, refined, strict=True):
@@ -168,6 +171,7 @@ class MetadataMixin(Core):
             raise DimNamesError(
                 f"rename takes the new names or a map from old to new ones; got names {list(names)}, map {rename_map}"
             )
+        check_no_entry(self, "name the dims of")
         left = self.names
         unknown = [name for name in rename_map if name not in left]
         if unknown:
@@ -379,7 +383,9 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": torch.zeros(3, 4, 5), "b": torch.zeros(3, 4)}).auto_batch_size_().batch_size
         torch.Size([3, 4])
         """
-        infer_batch_sizes(self, batch_dims, keep_compliant_size)
+        check_no_entry(self, "change the batch size of")
+        with self._edit_together():
+            infer_batch_sizes(self, batch_dims, keep_compliant_size)
         return self
 
     def auto_device_(self) -> Self:
@@ -388,10 +394,14 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1}).auto_device_().device
         device(type='cpu')
         """
-        for node in list_distinct_members([*walk(self)][::-1]):
-            children = list(node._children().values())
-            results = {child.device for child in children if isinstance(child, Tensor) or has_entries(child)}
-            node._set_device(results.pop() if len(results) == 1 else None)
+        check_no_entry(self, "change the device of")
+        with self._edit_together():
+            for node in list_distinct_members([*walk(self)][::-1]):
+                children = list(node._children().values())
+                results = {
+                    child.device for child in children if isinstance(child, Tensor) or has_entries(child)
+                }
+                node._set_device(results.pop() if len(results) == 1 else None)
         return self
 
     def clear_device_(self) -> Self:
@@ -400,7 +410,9 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None
         True
         """
-        set_device_labels(self, None)
+        check_no_entry(self, "change the device of")
+        with self._edit_together():
+            set_device_labels(self, None)
         return self
 
     @property

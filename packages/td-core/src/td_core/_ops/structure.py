@@ -73,7 +73,8 @@ class StructureMixin(UpdateMixin):
             if strict:
                 restrict(self, tree, True)
             check_unlocked(self, "select keys in place")
-            _select_in_place(self, tree)
+            with self._edit_together():
+                _select_in_place(self, tree)
             return self
         result: Self | None = None
         children = self._children()
@@ -106,7 +107,8 @@ class StructureMixin(UpdateMixin):
         """
         if inplace:
             check_unlocked(self, "exclude keys in place")
-            _remove_in_place(self, build_key_tree(keys, longest=False), prune=False)
+            with self._edit_together():
+                _remove_in_place(self, build_key_tree(keys, longest=False), prune=False)
             return self
         result: Self
         children = self._children()
@@ -157,8 +159,9 @@ class StructureMixin(UpdateMixin):
             parts.append(part)
             trees.append(tree)
         if inplace:
-            for tree in trees:
-                _remove_in_place(self, tree, prune=not reproduce_struct)
+            with self._edit_together():
+                for tree in trees:
+                    _remove_in_place(self, tree, prune=not reproduce_struct)
             rest = self
         else:
             # Copy the nodes, so that setting an entry in one result changes no other collection.
@@ -193,7 +196,8 @@ class StructureMixin(UpdateMixin):
         check_unlocked(self, "separate keys")
         part, tree = _take_keys(self, keys, default, strict and default is NO_DEFAULT)
         result: Self = part._shallow_copy()
-        _remove_in_place(self, tree, prune=filter_empty)
+        with self._edit_together():
+            _remove_in_place(self, tree, prune=filter_empty)
         return result
 
     def filter_empty_(self) -> Self:
@@ -208,7 +212,7 @@ class StructureMixin(UpdateMixin):
                 levels.extend(
                     (child, node, key) for key, child in dict(node._children()).items() if has_entries(child)
                 )
-        with restore_on_error(self):
+        with self._edit_together(), restore_on_error(self):
             _drop_empty(levels)
         return self
 
@@ -320,13 +324,14 @@ class StructureMixin(UpdateMixin):
                 and old_key != new_key
                 and not (safe and new_key in children)
             ):
-                self._set_child(new_key, self._get_child(old_key))
-                self._del_child(old_key)
+                with self._edit_together():
+                    self._set_child(new_key, self._get_child(old_key))
+                    self._del_child(old_key)
                 return self
         old, new = unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key)
         check_unlocked(self, f"rename {show_path(old)}")
         nodes = list_distinct_members([self])
-        with restore_on_error(self) if len(nodes) > 1 else nullcontext():
+        with self._edit_together(), restore_on_error(self) if len(nodes) > 1 else nullcontext():
             # An entry that only some members of a lazy stack have is renamed in those; if none has it, an error follows.
             held = [node for node in nodes if find_holders(node, old)]
             if held and safe and old != new and find_holders(self, new):
@@ -598,7 +603,7 @@ def _empty_entries(root: Core, batch_size: torch.Size | None, values: bool) -> d
 
 def _replace_all(root: Core, other: Core) -> None:
     """Replace the entries of a node by those of another; lazy stacks must have equally many members."""
-    with restore_on_error(root):
+    with root._edit_together(), restore_on_error(root):
         for node, source in root._zip_members(other):
             _refill(node, dict(source._children()))
 

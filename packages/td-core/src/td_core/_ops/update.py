@@ -111,7 +111,8 @@ class UpdateMixin(EntryMixin):
             for source in (input_dict_or_td, kwargs) if kwargs else (input_dict_or_td,):
                 if source is not self:
                     plan.read(self, source, keys_to_update)
-            writes.commit()
+            with self._edit_together():
+                writes.commit()
         return self
 
     def update_(
@@ -327,7 +328,8 @@ class UpdateMixin(EntryMixin):
                 return
         writes = Transaction(non_blocking)
         IndexedWrite(writes, plan, size).read(self, value)
-        writes.commit()
+        with self._edit_together():
+            writes.commit()
 
     def _plan_writes(
         self, writes: Transaction, index: object, value: Any, path: Path = (), dims: int | None = None

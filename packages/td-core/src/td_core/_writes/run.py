@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS
-from .._collection import Core, copy_leaf, show_path
+from .._collection import Core, add_nested, copy_leaf, show_path
 from .._foreach import PLAIN, Op, foreach, make_op, order_subclasses_first
 from .._indexing import BoundIndex
 from .._ops.shared_memory import group_overlapping, is_dense, may_share_memory
@@ -61,6 +61,8 @@ class Transaction:
 
     def commit(self) -> None:
         """Run the writes: value nodes, leaves, then changes of the structure."""
+        if self._changes and (self._copies or self._values):
+            self._check_stores()
         targets = [copy[0] for copy in self._copies]
         values = [copy[1] for copy in self._copies]
         calls = self._values
@@ -78,6 +80,13 @@ class Transaction:
             copy_leaves(targets, values, lambda i: show_path(self._copies[i][2]), self.non_blocking)
         for function, *arguments in self._changes:
             function(*arguments)
+
+    def _check_stores(self) -> None:
+        """Raise an error, before the first write, if a node refuses an entry that is stored last."""
+        for function, *arguments in self._changes:
+            owner = getattr(function, "__self__", arguments[0])
+            if function in (getattr(owner, "_set_child", None), add_nested):
+                owner._check_child(*arguments[-2:])
 
     def _write(self, target: Tensor, value: Any, path: Path, place: BoundIndex | None) -> None:
         """Write a tensor or number at an index of a leaf, or into the whole leaf."""

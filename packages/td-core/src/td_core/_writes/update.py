@@ -313,7 +313,10 @@ def try_merge(root: Core, source: object) -> bool:
 def _list_stores(node: Core, source: Any, below: deque[tuple[Core, object]]) -> dict[Any, Child] | None:
     """Return the leaves to store in one node, and append the pairs of nodes below; None if an entry needs conversion."""
     left, size = node._children(), node.batch_size
-    if node._locked or node._schema.converts_tensors or node.device is not None or not node._schema.can_grow:
+    schema = node._schema
+    if node._locked or schema.converts_tensors or node.device is not None or not schema.can_grow:
+        return None
+    if not schema.merges_at_once:
         return None
     fits = len(size) == 0
     # A type check is several times faster than isinstance with an abstract class.

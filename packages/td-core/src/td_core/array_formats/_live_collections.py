@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._base import TensorDictBase
-from .._collection import Child, Core, make_dense, show_path
+from .._base import TensorCollection, TensorDictBase
+from .._collection import Child, Core, EntrySchema, make_dense, show_path
 from .._dim_names import resize_names
-from .._encoded_tables import dump_table, prune_table
-from .._nodes import Encoded, Row, encode
+from .._locking import lock
 from .._plans import as_batch_size
 from .._storage_backends import Keeper
 from .._stored import StoredTensor
@@ -23,9 +24,17 @@ from .._tensordict import TensorDict
 from .._value_codec import split
 from .._walks import visit, walk
 from ..errors import KeyPathError, LockedError, StructureError, UnsupportedOperationError
-from ..typing import Names
+from ..typing import NO_DEFAULT, Names, NestedKey
+from ._live_edits import Change, Edits, fits
+from ._table_edits import KeyPath, TableEdit
 
-KeyPath = tuple[str, ...]
+
+class _LiveSchema(EntrySchema):
+    """Every entry is accepted, but several of them are stored together, or none of them."""
+
+    __slots__ = ()
+
+    merges_at_once = False
 
 
 class LiveStore(ABC):
@@ -33,9 +42,11 @@ class LiveStore(ABC):
 
     Attributes:
         is_writable: whether changes reach the store.
+        edits: the changes of the block that a thread is in, or None.
     """
 
     is_writable = True
+    edits: Edits | None = None
 
     @property
     @abstractmethod
@@ -43,28 +54,32 @@ class LiveStore(ABC):
         """Location, for messages."""
 
     @abstractmethod
-    def edit(self, change: Callable[[Encoded], Encoded], removed: KeyPath = ()) -> None:
-        """Replace the table of the header by the result of a function, and remove what the entry ``removed`` had alone."""
-
-    @abstractmethod
     def check_entry(self, data: Core) -> None:
         """Raise CodecError if the only entry of a collection cannot be stored."""
 
     @abstractmethod
-    def add_entry(self, path: KeyPath, data: Core) -> None:
-        """Write the only entry of a collection to a key path, then the header; an error changes nothing."""
+    def commit(self, change: Change) -> None:
+        """Change the table of the header, add and remove arrays; an error leaves the store as it is."""
 
     @abstractmethod
-    def open_entry(self, path: KeyPath) -> Any:
-        """Open a collection with the stored entry of a key path alone."""
+    def open_entries(self, paths: Sequence[KeyPath]) -> Any:
+        """Open a collection with the stored entries of some key paths alone."""
 
-    def hold(self) -> contextlib.AbstractContextManager[object]:
-        """Keep the store open and locked during a block, in which entries are removed and added."""
-        return contextlib.nullcontext()
+    def owns(self, leaf: StoredTensor) -> bool:
+        """Return False if the elements of a leaf are surely in another store."""
+        return True
 
-    def can_link(self, path: KeyPath, value: Child) -> bool:
-        """Return True if ``add_entry`` gives the array of a leaf another name, also after the entry at the path is removed."""
+    def can_link(self, leaf: StoredTensor) -> bool:
+        """Return True if ``commit`` gives the array of a leaf another name, instead of writing its elements again."""
         return False
+
+    def is_tied(self, leaf: StoredTensor) -> bool:
+        """Return True if other entries can have the array of a leaf, too."""
+        return leaf.source in self.__dict__.get("_tied", ())
+
+    def tie(self, *leaves: StoredTensor) -> None:
+        """Note that other entries have the arrays of some leaves, too."""
+        self.__dict__.setdefault("_tied", weakref.WeakSet()).update(leaf.source for leaf in leaves)
 
     def check_writable(self, path: KeyPath, what: str) -> None:
         """Raise LockedError if the store is opened for reading."""
@@ -73,97 +88,31 @@ class LiveStore(ABC):
                 f"cannot {what} {show_path(path)} in {self.where}: it is opened with mode='r'; open it with mode='r+'"
             )
 
+    @contextlib.contextmanager
+    def edit_together(self) -> Iterator[Edits]:
+        """Make the changes of a block reach the store together, or none of them. Other threads wait with theirs."""
+        with self._get_lock():
+            if self.edits is not None:  # a block around this one writes them
+                yield self.edits
+                return
+            self.edits = Edits(self)
+            try:
+                yield self.edits
+                self.edits.commit()
+            except BaseException:
+                self.edits.undo()
+                raise
+            finally:
+                self.edits = None
 
-def set_entry(table: Encoded, path: KeyPath, other: Encoded, source: KeyPath = ()) -> Encoded:
-    """Return a table with the node or leaf at key path ``source`` of another table as its entry at ``path``.
-
-    Raises:
-        KeyPathError: the table has no node that gets the entry.
-        StructureError: this node has another batch size than the one above the entry in the other table.
-
-    >>> from td_core import TensorDict, encode
-    >>> table = encode(TensorDict({"a": 1, "b": 2}))
-    >>> set_entry(table, ("a",), encode(TensorDict({"c": {"d": 3}})), ("c",)).leaf_paths()
-    [('b',), ('a', 'd')]
-    """
-    if source:
-        above = (
-            table.nodes[_find_reference(table, path[:-1])],
-            other.nodes[_find_reference(other, source[:-1])],
-        )
-        stored, opened = (row["meta"].get("batch_size") for row in above)
-        if stored != opened:
-            raise StructureError(
-                f"cannot set {show_path(path)}: the batch size is {stored} now, and was {opened} when the collection was "
-                "opened: open it again"
-            )
-    nodes, leaves, values = len(table.nodes), len(table.leaves), len(table.values)
-    found = _find_reference(other, source)
-    part = Encoded([], [other.leaves[found[0]]], []) if isinstance(found, list) else prune_table(other, found)
-
-    def shift(ref: Any) -> object:
-        return [ref[0] + leaves] if isinstance(ref, list) else ref + nodes
-
-    added = [
-        {
-            **row,
-            "entries": [[key, shift(ref)] for key, ref in row["entries"]],
-            "members": [[key, shift(ref)] for key, ref in row["members"]],
-            "values": [[name, ref + values] for name, ref in row["values"]],
-        }
-        for row in part.nodes
-    ]
-    whole = replace(
-        table,
-        nodes=[*table.nodes, *added],
-        leaves=[*table.leaves, *part.leaves],
-        values=[*table.values, *part.values],
-    )
-    return _put_reference(whole, path, [leaves] if isinstance(found, list) else nodes)
-
-
-def remove_entry(table: Encoded, path: KeyPath) -> Encoded:
-    """Return a table without the entry at a key path."""
-    return _put_reference(table, path, None)
-
-
-def find_row(table: Encoded, path: Sequence[str]) -> Row:
-    """Return the row of the node at a key path.
-
-    Raises:
-        KeyPathError: the table has no such node.
-    """
-    row: Row = table.nodes[_find_reference(table, tuple(path))]
-    return row
-
-
-def _find_reference(table: Encoded, path: KeyPath) -> Any:
-    """Return the position of the node at a key path, or that of a leaf in a list."""
-    found: Any = 0
-    try:
-        for key in path:
-            found = dict(table.nodes[found]["entries"])[key]
-    except (LookupError, TypeError) as error:
-        raise KeyPathError(
-            f"{show_path(path)} was removed since the collection was opened: open it again"
-        ) from error
-    return found
-
-
-def _put_reference(table: Encoded, path: KeyPath, ref: Any) -> Encoded:
-    position, key = _find_reference(table, path[:-1]), path[-1]
-    old = dict(table.nodes[position]["entries"])
-    row = [[name, other] for name, other in {**old, key: ref}.items() if other is not None]
-    nodes = [*table.nodes]
-    nodes[position] = {**nodes[position], "entries": row}
-    changed = replace(table, nodes=nodes)
-    return prune_table(changed) if key in old else changed
-
-
-def _make_table(node: Core) -> Encoded:
-    """Return the table of a node without leaves."""
-    header = dump_table(encode(node), [])
-    return Encoded(header["nodes"], [], header["values"])
+    def _get_lock(self) -> threading.RLock:
+        """Return the lock of this process: a child does not have the thread that held the one of its parent."""
+        found = self.__dict__.get("_lock")
+        if found is None or found[0] != os.getpid():
+            found = self.__dict__["_lock"] = os.getpid(), threading.RLock()
+            self.edits = None
+        lock: threading.RLock = found[1]
+        return lock
 
 
 class EntryValues(Keeper):
@@ -193,7 +142,12 @@ class EntryValues(Keeper):
 
     def write(self, node: Core) -> None:
         """Write the values of a node into the store."""
-        self.store.edit(lambda table: set_entry(table, self.path, _make_table(node)))
+
+        def edit(table: TableEdit) -> None:
+            table.find(self.path)
+            table.add_node(self.path, node)
+
+        self.store.commit(Change(edit))
 
     def of_part(self) -> Keeper:
         """Return a keeper that refuses writes."""
@@ -215,10 +169,14 @@ class LiveCollection(TensorDictBase):
     _size: torch.Size
     _label: torch.device | None
     _labels: Names | None
+    _schema = _LiveSchema()
+    #: Whether the entry of this node was removed from the store, or replaced.
+    _is_removed = False
 
     @classmethod
     def _of_opened(cls, store: LiveStore, path: KeyPath, opened: Core) -> Any:
         """Replace the TensorDicts of an opened collection by collections that write into the store; lock other nodes."""
+        seen: set[int] = set()
 
         def open_below(made: LiveCollection, node: Core) -> Iterator[tuple[LiveCollection, Core]]:
             for key, child in node._children().items():
@@ -228,9 +186,13 @@ class LiveCollection(TensorDictBase):
                     yield nested, child
                     child = nested
                 elif not isinstance(child, Tensor):
-                    child.lock_()  # changes of its structure would not reach the store
+                    lock(child, as_entry=True)  # changes of its structure would not reach the store
                     for inner in walk(child):
                         inner._keeper = EntryValues(store, place, not child._is_value)
+                elif id(child) in seen and isinstance(child, StoredTensor):
+                    store.tie(child)
+                else:
+                    seen.add(id(child))
                 made._entries[key] = child
 
         root = cls._of_node(store, path, opened)
@@ -251,11 +213,12 @@ class LiveCollection(TensorDictBase):
 
     @batch_size.setter
     def batch_size(self, batch_size: Any) -> None:
-        self._change_batch_size(as_batch_size(batch_size))
+        with self._edit_together():
+            self._change_batch_size(as_batch_size(batch_size))
 
     @property
     def device(self) -> torch.device | None:
-        """Device of every entry, or None."""
+        """Device of every entry, or None if entries may be on different devices."""
         return self._label
 
     @property
@@ -264,24 +227,38 @@ class LiveCollection(TensorDictBase):
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
-        self._labels = names
-        self._record()
+        with self._resize():
+            self._labels = names
 
-    def _record(self) -> None:
-        """Write batch size and dim names, if the store is opened for writing."""
+    def _set_names(self, names: Names | None) -> None:
+        with self._edit_together():
+            super()._set_names(names)
 
-        def change(table: Encoded) -> Encoded:
-            position = _find_reference(table, self._path)
-            meta = {**table.nodes[position]["meta"], "batch_size": list(self._size)}
-            meta.pop("names", None)
-            if self._labels is not None:
-                meta["names"] = list(self._labels)
-            nodes = [*table.nodes]
-            nodes[position] = {**nodes[position], "meta": meta}
-            return replace(table, nodes=nodes)
+    def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Any:
+        """Remove an entry and return it in memory, or return the default if it is missing.
 
-        if self._store.is_writable:
-            self._store.edit(change)
+        Raises:
+            KeyPathError: the key is missing, and ``default`` is not given.
+        """
+        with self._edit_together():
+            popped = super().pop(key, default)
+            if popped is not default and isinstance(popped, (TensorCollection, Tensor)):
+                popped = popped.clone()  # before its arrays are removed
+            return popped
+
+    def _edit_together(self) -> contextlib.AbstractContextManager[object]:
+        edits: contextlib.AbstractContextManager[object] = self._store.edit_together()
+        return edits
+
+    @contextlib.contextmanager
+    def _resize(self, *, device: bool = False) -> Iterator[None]:
+        """Write the metadata that a block changes, if the store is opened for writing."""
+        if self._is_removed or not self._store.is_writable:
+            yield
+            return
+        with self._store.edit_together() as edits:
+            edits.resize(self, device=device)
+            yield
 
     def _children(self) -> dict[str, Child]:
         return self._entries
@@ -290,60 +267,58 @@ class LiveCollection(TensorDictBase):
         return make_dense({}, self._size, self._label, self._labels)._with_children(children, **metadata)
 
     def _set_child(self, key: str, value: Child) -> None:
-        held, path = self._entries.get(key), (*self._path, key)
+        held = self._entries.get(key)
         if held is value:
             return
-        self._store.check_writable(path, "set")
-        if isinstance(held, StoredTensor) and isinstance(value, Tensor) and _fits(held, value):
+        store = self._store
+        if (
+            isinstance(held, StoredTensor)
+            and isinstance(value, Tensor)
+            and fits(held, value)
+            and store.edits is None
+            and not store.is_tied(held)
+        ):
+            self._check_change(key, "set")
             held.copy_(value)
             return
-        if any(leaf.is_nested for leaf in self._with_children({key: value})._leaves()):
-            raise UnsupportedOperationError(
-                f"cannot set {show_path(path)} in {self._store.where}: a nested tensor cannot be written in place; save() the "
-                "collection"
-            )
-        self._write_entry(key, value)
+        self._check_form(key, value)
+        with store.edit_together() as edits:
+            edits.put(self, key, value)
 
-    def _write_entry(self, key: str, value: Any) -> None:
-        """Write a checked leaf or node into the store, in the place of the entry that is there."""
-        path, store = (*self._path, key), self._store
-        with store.hold():
-            if key in self._entries and not store.can_link(path, value):
-                value = value.clone()  # it can have leaves of the entry that it replaces
-            data = self._with_children({key: value})
-            if key in self._entries:
-                store.check_entry(data)
-                # The arrays of the old entry, whose names the new ones get, are removed first.
-                blank = _make_table(make_dense({}, self._size))
-                store.edit(lambda table: set_entry(table, path, blank), removed=path)
-            store.add_entry(path, data)
-            opened = store.open_entry(path)
-        for above in self._path:
-            opened = opened._children()[above]
-        self._entries[key] = self._of_opened(store, self._path, opened)._entries[key]
+    def _check_child(self, key: str, value: Child) -> None:
+        self._check_form(key, value)
+        self._store.check_entry(self._with_children({key: value}))
+
+    def _check_form(self, key: str, value: Child) -> None:
+        """Raise an error if nothing can be set, or nothing with a nested tensor."""
+        self._check_change(key, "set")
+        leaves = [value] if isinstance(value, Tensor) else value._leaves()
+        if any(leaf.is_nested for leaf in leaves):
+            raise UnsupportedOperationError(
+                f"cannot set {show_path((*self._path, key))} in {self._store.where}: a nested tensor cannot be written in "
+                "place; save() the collection"
+            )
 
     def _del_child(self, key: str) -> None:
         if key not in self._entries:
             raise KeyError(key)
-        path, store = (*self._path, key), self._store
-        store.check_writable(path, "remove")
-        store.edit(lambda table: remove_entry(table, path), removed=path)
-        del self._entries[key]
+        self._check_change(key, "remove")
+        with self._store.edit_together() as edits:
+            edits.remove(self, key)
+
+    def _check_change(self, key: str, what: str) -> None:
+        """Raise an error if the store is opened for reading, or this node is no longer in it."""
+        self._store.check_writable((*self._path, key), what)
+        if self._is_removed:
+            raise KeyPathError(
+                f"{show_path(self._path)} was removed since the collection was opened: open it again"
+            )
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._labels = resize_names(self._labels, len(batch_size))
-        self._size = batch_size
-        self._record()
+        with self._resize():
+            self._labels = resize_names(self._labels, len(batch_size))
+            self._size = batch_size
 
     def _set_device(self, device: torch.device | None) -> None:
-        self._label = device
-
-
-def _fits(held: Tensor, value: Tensor) -> bool:
-    """Return True if a value can be written into the array of a leaf."""
-    return (
-        not value.is_nested
-        and value.dtype == held.dtype
-        and value.shape == held.shape
-        and 0 not in held.stride()
-    )
+        with self._resize(device=True):
+            self._label = device

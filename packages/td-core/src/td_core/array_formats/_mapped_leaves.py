@@ -118,6 +118,24 @@ class MappedSource(ABC):
         sync_file(self.path)
 
 
+@set_module("td_core.array_formats")
+class KeptSource(MappedSource):
+    """The elements of a leaf whose array was removed from its save: they are in memory.
+
+    >>> KeptSource(torch.arange(3)).read((slice(1, 3, 1),))
+    tensor([1, 2])
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self.shape, self.dtype, self._mapped = memory.shape, memory.dtype, memory
+
+    def _open(self) -> Tensor:
+        raise NotImplementedError  # it is open
+
+    def flush(self) -> None:
+        """Do nothing: no save has the elements."""
+
+
 def sync_file(path: str) -> None:
     """Return when the content of a file, with what was written through mappings, has reached the disk."""
     fd = open_regular(path, write=True)

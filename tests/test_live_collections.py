@@ -1,0 +1,232 @@
+"""Collections in a file whose structure, entries and metadata change: the file gets what a collection in memory gets."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import td_core
+from td_core import TensorDict, lazy_stack
+from td_core.errors import LockedError, TensorDictError
+from td_core.testing import assert_same
+
+#: The formats with their options.
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hdf5": ("h5", {}),
+    "hdf5_chunks": ("h5", {"chunks": 1, "compression": "gzip"}),
+    "zarr": ("zarr", {}),
+    "zarr_chunks": ("zarr", {"chunks": 1}),
+}
+
+
+def make_data() -> TensorDict:
+    rows = lazy_stack([TensorDict({"p": torch.full((2,), float(i))}) for i in range(3)])
+    return TensorDict(
+        {
+            "a": torch.arange(3.0),
+            "b": torch.tensor([5.0, 6.0, 7.0]),
+            "n": {"q": torch.arange(3), "s": {"t": torch.arange(6).view(3, 2)}},
+            "m.x": torch.ones(3, dtype=torch.bool),
+            "rows": rows,
+        },
+        batch_size=[3],
+    )
+
+
+class Pair:
+    """A collection in memory, and the same one in a file."""
+
+    def __init__(self, data: Any, folder: Path, name: str) -> None:
+        suffix, options = FORMATS[name]
+        self.path = str(folder / f"x.{suffix}")
+        self.memory = data.clone()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            self.stored = getattr(data, f"to_{suffix}")(self.path, **options)
+
+    def change(self, function: Callable[[Any], object]) -> None:
+        function(self.memory)
+        function(self.stored)
+        self.check()
+
+    def check(self) -> None:
+        """Compare both with what another program would load."""
+        loaded = td_core.load(self.path)
+        assert_same(loaded.clone(), self.memory)
+        assert_same(self.stored.to_tensordict(retain_none=True), self.memory.to_tensordict(retain_none=True))
+        assert list(loaded.keys(True)) == list(self.memory.keys(True)) == list(self.stored.keys(True))
+
+
+@pytest.fixture(params=FORMATS)
+def make_pair(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Pair]:
+    pytest.importorskip("td_hdf5" if request.param.startswith("hdf5") else "td_zarr")
+    return lambda data: Pair(data, tmp_path, request.param)
+
+
+def set_popped(td: Any) -> None:
+    td["c"] = td.pop("a")
+    td["k", "n"] = td.pop("n")
+
+
+def swap_leaves(td: Any) -> None:
+    td.update({"a": td["n", "q"], "n": {"q": td["a"]}})
+
+
+def swap_leaves_of_one_form(td: Any) -> None:
+    td.update({"a": td["b"], "b": td["a"]})
+
+
+def rotate_levels(td: Any) -> None:
+    td.update({"n": {"s": {"t": td["a"].clone()}}, "a": td["n", "s"].clone()})
+
+
+def rename_in_turn(td: Any) -> None:
+    td.rename_key_("a", "z").rename_key_("b", "a").rename_key_("z", "b").rename_key_(("n", "q"), "q")
+
+
+def separate(td: Any) -> None:
+    part = td.separates("a", ("n", "q"))
+    td["again"] = part["n", "q"]
+    td["more"] = part["a"] + 1
+
+
+def split_in_place(td: Any) -> None:
+    part, _ = td.split_keys(["a", ("n", "s", "t")], inplace=True)
+    td["copy"] = part["n", "s", "t"]
+
+
+def change_moved_level(td: Any) -> None:
+    level, leaf = td["n"], td["a"]
+    td.rename_key_("n", "k").rename_key_("a", ("k", "a"))
+    level["new"] = torch.zeros(3)
+    level["s", "new"] = torch.ones(3)
+    leaf.fill_(8)
+
+
+def flatten_and_undo(td: Any) -> None:
+    with td.select("a", "b", ("n", "q"), "n", inplace=True).flatten_keys("/", inplace=True) as flat:
+        flat["n/q"].add_(1)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "flatten": lambda td: td.flatten_keys(".", inplace=True),
+    "unflatten": lambda td: td.unflatten_keys(".", inplace=True),
+    "flatten_with_undo": flatten_and_undo,
+    "set_popped": set_popped,
+    "popitem": lambda td: td.popitem(),
+    "rename_below_itself": lambda td: td.rename_key_("a", ("a", "b")).rename_key_("n", ("n", "m")),
+    "rename_above_itself": lambda td: td.rename_key_(("n", "s", "t"), "n"),
+    "rename_to_taken_key": lambda td: td.rename_key_("a", "b").rename_key_(("n", "s"), "rows"),
+    "rename_in_turn": rename_in_turn,
+    "rename_stack": lambda td: td.rename_key_("rows", ("n", "rows")),
+    "swap_leaves": swap_leaves,
+    "swap_leaves_of_one_form": swap_leaves_of_one_form,
+    "rotate_levels": rotate_levels,
+    "separate": separate,
+    "split_in_place": split_in_place,
+    "select": lambda td: td.select("b", ("n", "s"), inplace=True),
+    "exclude": lambda td: td.exclude("b", ("n", "s", "t"), inplace=True),
+    "filter_empty": lambda td: td.exclude(("n", "s", "t"), inplace=True).filter_empty_(),
+    "clear": lambda td: td.clear(),
+    "clear_level": lambda td: td["n"].clear(),
+    "change_moved_level": change_moved_level,
+    "update_mixed": lambda td: td.update(
+        {"a": torch.ones(3), "b": torch.ones(3, 2), "n": {"q": torch.zeros(3), "new": td["a"] + 1}}
+    ),
+    "update_in_place": lambda td: td.update({"a": torch.ones(3), "new": torch.ones(3, 1)}, inplace=True),
+    "update_at_index": lambda td: td.__setitem__(1, TensorDict({"a": 9.0, "fresh": torch.ones(2)})),
+    "setdefault": lambda td: td.setdefault(("k", "l"), torch.ones(3)),
+    "create_nested": lambda td: td.create_nested(("k", "l")),
+    "names": lambda td: setattr(td, "names", ["time"]),
+    "rename_dims": lambda td: td.refine_names("a").rename_("b"),
+    "batch_size": lambda td: setattr(td, "batch_size", []),
+    "auto_batch_size": lambda td: td.exclude("rows", inplace=True).auto_batch_size_(),
+    "leaf_twice": lambda td: td.update({"k": {"x": td["a"].clone()}, "a": td["b"].clone()}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_of_stored_collection_gives_what_memory_gives(name: str, make_pair: Any) -> None:
+    pair = make_pair(make_data())
+    pair.change(CHANGES[name])
+    pair.change(lambda td: td.set("last", torch.zeros(*td.batch_size, 3)))
+
+
+#: Changes of which the last part fails: a value that no file can hold, or a key that is missing.
+FAILURES: dict[str, Callable[[Any], object]] = {
+    "update": lambda td: td.update({"a": torch.ones(3, 2), "k": 1, "bad": torch.ones(3).to_sparse()}),
+    "update_level": lambda td: td.update(
+        {"n": {"q": torch.ones(3)}, "k": {"bad": torch.ones(3).to_sparse()}}
+    ),
+    "in_place": lambda td: td.update({"a": torch.ones(3), "bad": torch.ones(3).to_sparse()}, inplace=True),
+    "index": lambda td: td.__setitem__(0, {"a": torch.ones(()), "n": {"q": torch.ones(9)}}),
+    "rename": lambda td: td.rename_key_("a", "b", safe=True),
+    "flatten": lambda td: td.set("n.q", torch.ones(3)).flatten_keys(".", inplace=True),
+    "separate": lambda td: td.separates("a", "missing"),
+    "names": lambda td: setattr(td, "names", ["x", "y"]),
+    "batch_size": lambda td: setattr(td, "batch_size", [3, 2]),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_failed_change_of_stored_collection_changes_nothing(name: str, make_pair: Any) -> None:
+    pair = make_pair(make_data())
+    if name == "flatten":
+        pair.change(lambda td: td.set("n.q", torch.ones(3)))
+    with pytest.raises((TensorDictError, RuntimeError, ValueError)):
+        FAILURES[name](pair.stored)
+    pair.check()
+
+
+def test_popped_entries_are_in_memory(make_pair: Any) -> None:
+    pair = make_pair(make_data())
+    leaf, level, stack = (pair.stored.pop(key) for key in ("a", "n", "rows"))
+    assert leaf.tolist() == [0, 1, 2]
+    assert type(leaf) is torch.Tensor
+    assert type(level) is TensorDict
+    level["new"] = torch.ones(3)
+    assert level["s", "t"].sum() == 15
+    assert stack["p"].sum() == 6
+    assert not stack.is_locked
+    assert list(td_core.load(pair.path).keys()) == ["b", "m.x"]
+
+
+def test_leaf_and_level_of_removed_entry_keep_their_elements(make_pair: Any) -> None:
+    pair = make_pair(make_data())
+    leaf, row, level = pair.stored["a"], pair.stored["b"][1:], pair.stored["n"]
+    pair.stored.exclude("a", "b", "n", inplace=True)
+    pair.stored["a"], pair.stored["n"] = torch.zeros(3), TensorDict({"q": torch.zeros(3)}, [3])
+    assert (leaf.tolist(), row.tolist(), level["q"].tolist()) == ([0, 1, 2], [6, 7], [0, 1, 2])
+    with pytest.raises(td_core.KeyPathError, match="key 'n' was removed since"):
+        level["x"] = torch.ones(3)
+    assert list(td_core.load(pair.path)["n"].keys()) == ["q"]
+
+
+def test_set_of_tied_leaf_keeps_the_other_one(make_pair: Any) -> None:
+    tied = torch.arange(3.0)
+    pair = make_pair(TensorDict({"a": tied, "n": {"b": tied}}, [3]))
+    pair.change(lambda td: td.set("a", torch.ones(3)))
+    pair.change(lambda td: td.update({"a": torch.zeros(3), "n": {"b": torch.full((3,), 4.0)}}))
+
+
+def test_metadata_and_lock_of_entry_in_a_file_are_refused(make_pair: Any) -> None:
+    pair = make_pair(make_data())
+    rows = pair.stored["rows"]
+    for change in (
+        lambda: setattr(rows, "names", ["x"]),
+        lambda: setattr(rows, "batch_size", [3, 2]),
+        lambda: setattr(rows[0], "batch_size", [2]),
+        rows.unlock_,
+        rows[0].unlock_,
+        lambda: rows.set("x", torch.ones(3)),
+        rows.auto_batch_size_,
+        rows.clear_device_,
+    ):
+        with pytest.raises(LockedError, match="entry of a collection in a store|is locked"):
+            change()
+    pair.check()
