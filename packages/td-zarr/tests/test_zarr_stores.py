@@ -76,7 +76,7 @@ def test_save_over_files_of_others_raises(tmp_path: Path, td: TensorDict) -> Non
     store = zarr.storage.MemoryStore()
     zarr.create_array(store, name="other/a", shape=(2,), dtype="int8")
     zarr.core.sync.sync(store.delete("zarr.json"))
-    with pytest.raises(FileExistsError, match="objects that are not of a Zarr group"):
+    with pytest.raises(FileExistsError, match="files that are not of a Zarr group"):
         save(td, store)
     assert (tmp_path / "notes.txt").exists()
 

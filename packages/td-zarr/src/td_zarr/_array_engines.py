@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -177,6 +178,27 @@ class _StrictStore(_CheckedStore):
         if not len(found):
             raise FormatError(f"the chunk {key!r} is empty, or ends too early")
         return found
+
+
+def list_chunks(info: ArrayInfo) -> list[str]:
+    """Return the keys of the chunks, or shards, of an array that td writes."""
+    document = info.document
+    sizes = document["chunk_grid"]["configuration"]["chunk_shape"]
+    separator = document["chunk_key_encoding"].get("configuration", {}).get("separator", "/")
+    counts = [range(-(-size // chunk)) for size, chunk in zip(info.shape, sizes, strict=True)]
+    return [f"{info.name}/{separator.join(['c', *map(str, index)])}" for index in itertools.product(*counts)]
+
+
+def encode_zeros(info: ArrayInfo) -> bytes:
+    """Return the content of a chunk, or shard, of zeros."""
+    sizes = tuple(info.document["chunk_grid"]["configuration"]["chunk_shape"])
+    found: dict[str, Any] = {}
+    store = zarr.storage.MemoryStore(found)
+    document = {**info.document, "shape": sizes}
+    array = zarr.AsyncArray(document, zarr.storage.StorePath(store), {"write_empty_chunks": True})
+    run(array.setitem(..., np.zeros(sizes, array.dtype)))
+    (content,) = found.values()
+    return bytes(content.to_bytes())
 
 
 def read_now(objects: Objects, info: ArrayInfo) -> np.ndarray[Any, Any]:

@@ -24,7 +24,7 @@ from ._array_documents import ChunkOptions, join_names
 from ._group_header import GroupContent, list_documents, read_group, read_root
 from ._group_locations import find_local_path, find_objects
 from ._read_collections import Opener, open_collection, open_with_content
-from ._write_groups import PlannedGroup, dump_json, plan_group, save, write_entries
+from ._write_groups import PlannedGroup, consolidate, dump_json, plan_group, save, write_entries
 from ._zarr_objects import Objects
 
 KeyPath = tuple[str, ...]
@@ -111,11 +111,9 @@ class _LiveGroup(LiveStore):
             header["sparse"] = True
         root = read_root(self.objects)
         root["attributes"]["td"] = json.dumps(header, separators=(",", ":"))
-        root["consolidated_metadata"] = {
-            "kind": "inline",
-            "must_understand": False,
-            "metadata": {name: document for name, document in documents.items() if name not in gone},
-        }
+        root["consolidated_metadata"] = consolidate(
+            {name: document for name, document in documents.items() if name not in gone}
+        )
         self.objects.replace("zarr.json", dump_json(root))
 
     def owns(self, leaf: StoredTensor) -> bool:

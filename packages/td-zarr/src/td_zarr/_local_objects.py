@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import zarr
@@ -143,8 +142,17 @@ class LocalObjects(Objects):
         with open(fd, "rb", buffering=0) as file:
             return file.readall()
 
+    def put_same(self, keys: Sequence[str], content: bytes) -> None:
+        """Write files; those of zeros take no space on most file systems."""
+        is_blank = content.count(0) == len(content)
+        for key in keys:
+            if is_blank:
+                self.extend(key, len(content))
+            else:
+                self.put(key, [content])
+
     def extend(self, key: str, size: int) -> None:
-        """Write a file of zeros, which takes no space on most file systems."""
+        """Write a file of zeros."""
         self.put(key, [])
         os.truncate(self.locate(key), size)
 
@@ -170,8 +178,9 @@ class LocalObjects(Objects):
 
     def list_keys(self) -> list[str]:
         """List the files."""
+        start = len(os.path.join(self.path, ""))
         return [
-            Path(folder, name).relative_to(self.path).as_posix()
+            os.path.join(folder, name)[start:].replace(os.sep, "/")
             for folder, _, names in os.walk(self.path)
             for name in names
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -34,11 +34,13 @@ from ._array_documents import (
     make_plain_document,
     read_array_document,
 )
+from ._array_engines import encode_zeros, list_chunks
 from ._chunk_access import write_arrays
 from ._dim_labels import describe_levels, describe_values, name_dims
 from ._group_locations import find_local_path, find_objects
 from ._local_objects import LocalObjects
 from ._read_collections import open_collection
+from ._replaced_groups import check_replaceable
 from ._zarr_objects import Objects, create_zip
 
 
@@ -90,7 +92,7 @@ def save(
 
     Raises:
         CodecError: a value or leaf cannot be stored; nothing is written.
-        FileExistsError: ``location`` is a directory with other files.
+        FileExistsError: ``location`` has arrays, groups or files that td has not written.
 
     >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(3)}})
     >>> save(td, "data.zarr") is td
@@ -141,17 +143,21 @@ class PlannedGroup:
         self.documents: dict[str, Any] = {**groups, **documents}
         header = {**plan.header, "sparse": True} if sparse else plan.header
         self.root = make_group_document({**levels[""], "td": json.dumps(header, separators=(",", ":"))})
-        inline = {"kind": "inline", "must_understand": False}
         nested = {
-            name: {**document, "consolidated_metadata": {**inline, "metadata": {}}}
-            for name, document in groups.items()
+            name: {**document, "consolidated_metadata": consolidate({})} for name, document in groups.items()
         }
-        self.root["consolidated_metadata"] = {**inline, "metadata": {**self.documents, **nested}}
+        self.root["consolidated_metadata"] = consolidate({**self.documents, **nested})
 
     @property
     def nbytes(self) -> int:
         """Size of all arrays in bytes."""
         return sum(item.nbytes for item in self.plan.arrays.values())
+
+
+def consolidate(documents: Mapping[str, object]) -> dict[str, Any]:
+    """Return the consolidated metadata of a root, where the children of a group are together: zarr sorts by depth alone."""
+    names = sorted(documents, key=lambda name: name.split("/"))
+    return {"kind": "inline", "must_understand": False, "metadata": {name: documents[name] for name in names}}
 
 
 def _find_limit(pack: int | Literal["auto"] | None) -> int:
@@ -174,7 +180,7 @@ def plan_group(
     plan = make_array_plan(data, NATIVE, join_names, blank=blank, reserved=reserved, separator="/", pack=pack)
     dims = name_dims(plan.arrays)
     documents = {name: make_array_document(item, dims[name], options) for name, item in plan.arrays.items()}
-    return PlannedGroup(plan, documents, sparse=blank)
+    return PlannedGroup(plan, documents)
 
 
 def _write(
@@ -264,7 +270,8 @@ def _replace(
                 write(objects)
             file.commit(durable=durable)
     else:
-        _check_replaceable(path)
+        if os.path.isdir(path):
+            check_replaceable(LocalObjects(path))
         with NewDirectory(path) as folder:
             write(LocalObjects(folder.temporary))
             folder.commit(durable=durable)
@@ -274,25 +281,17 @@ def _start(objects: Objects) -> None:
     """Mark the group in a store as incomplete, and remove the objects of an old one.
 
     Raises:
-        FileExistsError: the place has objects that are not of a group.
+        FileExistsError: the place has objects that td has not written.
     """
-    if objects.get_many(["zarr.json", ".zgroup"]) == [None, None] and objects.list_keys():
+    check_replaceable(objects)
+    if objects.is_read_only and objects.list_keys():
         raise FileExistsError(
-            f"cannot save to {objects.where!r}: it has objects that are not of a Zarr group"
+            f"cannot save to {objects.where!r}: it has objects, which this store cannot remove"
         )
-    objects.put("zarr.json", [dump_json(make_group_document({INCOMPLETE: True}))])
-    objects.clear()
-
-
-def _check_replaceable(path: str) -> None:
-    """Raise FileExistsError for a directory that is not a group, whose files a save would remove."""
-    if not os.path.isdir(path):
-        return
-    names = os.listdir(path)
-    if names and not {"zarr.json", ".zgroup", ".zarray"}.intersection(names):
-        raise FileExistsError(
-            f"cannot save to {path!r}: it has files that are not of a Zarr group; remove them"
-        )
+    objects.start_save()
+    if not objects.is_read_only:  # else a later root would be a second object of that name
+        objects.put("zarr.json", [dump_json(make_group_document({INCOMPLETE: True}))])
+        objects.clear()
 
 
 def create(
@@ -308,7 +307,8 @@ def create(
 ) -> Any:
     """Write a group of zeros with the structure, shapes and dtypes of a collection, and open it for writing.
 
-    The leaves of the collection are not read. The options are those of :func:`td_zarr.save`.
+    All chunks are written, so that one that is lost later is an error, and not zeros; on most file systems those without
+    compression take no space. The leaves of the collection are not read. The options are those of :func:`td_zarr.save`.
 
     Raises:
         FileExistsError: something is at the location.
@@ -327,10 +327,11 @@ def create(
 
     def write(objects: Objects) -> None:
         put_documents(objects, planned)
-        if isinstance(objects, LocalObjects):
-            for info in planned.arrays.values():
-                if info.raw is not None and info.nbytes:
-                    objects.extend(f"{info.name}/{info.raw}", info.nbytes)
+        for info in planned.arrays.values():
+            if info.nbytes and info.raw is not None and isinstance(objects, LocalObjects):
+                objects.extend(f"{info.name}/{info.raw}", info.nbytes)
+            elif info.nbytes:
+                objects.put_same(list_chunks(info), encode_zeros(info))
         _put_root(objects, planned)
 
     _replace(location, write, durable=False, storage_options=storage_options)

@@ -61,6 +61,11 @@ class Objects:
         """Write an object from buffers of bytes, one after the other."""
         raise NotImplementedError
 
+    def put_same(self, keys: Sequence[str], content: bytes) -> None:
+        """Write objects that all have the same content."""
+        for key in keys:
+            self.put(key, [content])
+
     def replace(self, key: str, content: bytes) -> None:
         """Write an object that readers see as it was, or complete."""
         self.put(key, [content])
@@ -91,6 +96,9 @@ class Objects:
 
     def check(self) -> None:
         """Raise FormatError if another save has replaced the group since it was opened."""
+
+    def start_save(self) -> None:
+        """Note that the group is replaced by what is written from now on."""
 
     def replaced_error(self) -> FormatError:
         """Return the error for a group that another save has replaced."""
@@ -171,6 +179,11 @@ class StoreObjects(Objects):
         """Write an object, and note the change."""
         self.put(key, [content])
         self.lock.edits += 1
+
+    def put_same(self, keys: Sequence[str], content: bytes) -> None:
+        """Write objects, several at the same time."""
+        store, buffer = self.store, default_buffer_prototype().buffer.from_bytes(content)
+        run(gather((store / key).set(buffer) for key in keys))
 
     def start_save(self) -> None:
         """Note that the group is replaced by what is written from now on."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._buffers import is_stored
 from .._dtypes import STORABLE, UNSIGNED
 from .._saving import check_whole
 from ..errors import CodecError, FormatError
@@ -182,7 +183,8 @@ def _restore_converted(place: Place, read: Callable[[str], Tensor]) -> Tensor:
 
 def _view_pairs(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """View pairs of numbers as complex ones; a copy if these are not aligned, since torch would crash on them."""
-    return torch.view_as_complex(tensor.clone() if tensor.data_ptr() % dtype.itemsize else tensor)
+    is_aligned = is_stored(tensor) or tensor.data_ptr() % dtype.itemsize == 0
+    return torch.view_as_complex(tensor if is_aligned else tensor.clone())
 
 
 #: Per field of a place, the function that restores the leaf.
