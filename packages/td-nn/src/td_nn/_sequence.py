@@ -144,8 +144,8 @@ class TensorDictSequential(TensorDictModule[Any]):
             tensordict_out = (
                 tensordict.empty() if inplace == "empty" else TensorDict() if inplace is False else tensordict
             )
-        kept = [key for key in wanted if key != SINK and key in present]
-        store_outputs(tensordict_out, kept, map(result.get, kept))
+        written = [key for key in wanted if key != SINK and key in present]
+        store_outputs(tensordict_out, written, map(result.get, written))
         return tensordict_out
 
     def _run(self, tensordict: Any) -> Any:

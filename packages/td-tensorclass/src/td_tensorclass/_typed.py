@@ -29,6 +29,24 @@ if TYPE_CHECKING:
 _stack_classes: dict[type, object] = {}
 
 
+class _TypedStack(LazyStackedTensorDict):
+    """A lazy stack of instances of a TypedTensorDict, and an instance of that class for ``isinstance``."""
+
+    __slots__ = ()
+
+    _typed: ClassVar[Any]
+
+    def unlock_(self) -> Self:
+        """Allow structural changes again; raise FrozenInstanceError if the class of the members is frozen."""
+        self._typed._refuse_unlock()
+        return super().unlock_()
+
+    def _stack_lazily(self, items: Sequence[Node], dim: int, source: tuple[Node, str] | None = None) -> Any:
+        if all(isinstance(item, self._typed) for item in items):
+            return type(self)(*items, stack_dim=dim)
+        return super()._stack_lazily(items, dim, source)
+
+
 class _KeySchema(EntrySchema):
     """The annotations of a TypedTensorDict, which name the classes of its nodes."""
 
@@ -55,6 +73,12 @@ class _TypedMeta(ABCMeta):
         namespace.setdefault("__slots__", ())
         return super().__new__(mcs, name, bases, namespace, **kwargs)
 
+    def __instancecheck__(cls, instance: object) -> bool:
+        """Return True for an instance, and for a lazy stack of instances."""
+        if super().__instancecheck__(instance):
+            return True
+        return isinstance(instance, _TypedStack) and issubclass(instance._typed, cls)
+
     @property
     def _stack_class(cls) -> Any:
         """The class of lazy stacks of this class, which has the declared keys as attributes."""
@@ -65,9 +89,11 @@ class _TypedMeta(ABCMeta):
                 "__slots__": (),
                 "__module__": cls.__module__,
                 "__qualname__": f"{cls.__qualname__}._stack_class",
+                "_typed": cls,
+                **_list_members(cls),
                 **{key: _accessor(key, partial(_get_default_of_member, key)) for key in keys},
             }
-            _stack_classes[cls] = type(f"{cls.__name__}Stack", (LazyStackedTensorDict,), namespace)
+            _stack_classes[cls] = type(f"{cls.__name__}Stack", (_TypedStack,), namespace)
         return _stack_classes[cls]
 
 
@@ -181,9 +207,13 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         >>> Data(obs=torch.zeros(2), lock=True).unlock_().is_locked
         False
         """
-        if self._frozen:
-            raise dataclasses.FrozenInstanceError(f"cannot unlock: {type(self).__name__} is frozen")
+        self._refuse_unlock()
         return super().unlock_()
+
+    @classmethod
+    def _refuse_unlock(cls) -> None:
+        if cls._frozen:
+            raise dataclasses.FrozenInstanceError(f"cannot unlock: {cls.__name__} is frozen")
 
     @classmethod
     def _require(cls, keys: Any) -> None:
@@ -195,9 +225,9 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     def from_tensordict(cls, tensordict: Node, *, check: bool = True) -> Self:
         """Build a typed view of a collection: an entry that is set or removed in one changes in the other.
 
-        The view of a lazy stack is a lazy stack of views of its members, with the declared keys as attributes. Batch size,
-        names and lock are those of the collection at the time of the call, and so is what a package attached to it, such as
-        a save. The entries of parameters are copied into a new dict.
+        The view of a lazy stack is a lazy stack of views of its members, with the declared keys as attributes and the methods
+        of the class; ``isinstance`` recognises it. Batch size, names and lock are those of the collection at the time of the
+        call, and so is what a package attached to it, such as a save. The entries of parameters are copied into a new dict.
 
         Args:
             tensordict: the collection.
@@ -227,6 +257,11 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             made._locked, made._lock_parents = inner._locked, [weakref.ref(inner)]
             made._backends = inner._backends
         return made.lock_() if cls._frozen else made
+
+    def _stack_lazily(self, items: Sequence[Node], dim: int, source: tuple[Node, str] | None = None) -> Any:
+        if all(isinstance(item, type(self)) for item in items):
+            return type(self)._stack_class(*items, stack_dim=dim)
+        return super()._stack_lazily(items, dim, source)
 
     @classmethod
     def _view_stack(cls, stack: Any) -> Any:
@@ -261,6 +296,20 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     def _wrap_dense(cls, result: Any) -> Any:
         made = isinstance(result, TensorDictBase) and not isinstance(result, (ValueNode, cls))
         return cls.from_tensordict(result) if made else result
+
+
+def _list_members(cls: type) -> dict[str, object]:
+    """Return what subclasses of TypedTensorDict define and a lazy stack lacks, such as methods."""
+    bases = [
+        base for base in cls.__mro__ if issubclass(base, TypedTensorDict) and base is not TypedTensorDict
+    ]
+    return {
+        name: value
+        for base in reversed(bases)
+        for name, value in vars(base).items()
+        if name in ("_frozen", "_shadow")
+        or not (name.startswith("__") or hasattr(LazyStackedTensorDict, name))
+    }
 
 
 def _get_qualifier(hint: object) -> str:

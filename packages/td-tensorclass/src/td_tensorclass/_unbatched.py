@@ -81,7 +81,7 @@ class UnbatchedTensor(Tensor):
         with (
             without_torch_function()
         ):  # the method of Tensor leaves modes on, with which torch.compile recurs
-            return super().__torch_function__(func, types, args, kwargs)
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     # Tensor.__init__ does not accept batch_size; torch.compile calls this method without arguments.
     def __init__(self, *args: object, **kwargs: object) -> None:
