@@ -12,7 +12,7 @@ from .._coerce import COERCERS
 from .._collection import Core, show_path
 from .._keys import unravel_key_to_tuple
 from .._ops.joining import cat, lazy_stack, stack
-from .._ops.packing import get_largest_size, stack_padded
+from .._ops.padding import get_largest_size, stack_padded
 from .._plan_steps import remove_size
 from .._ragged import make_padded_tensor
 from .._walks import has_entries
@@ -99,6 +99,10 @@ def pad_sequence(
 
 def _check_shapes(path: Path, leaves: list[Tensor], pad_dim: int) -> None:
     """Raise StructureError if the leaves of one key differ in another dim than ``pad_dim``."""
+    if any(leaf.is_nested for leaf in leaves):
+        raise StructureError(
+            f"pad_sequence: {show_path(path)} is a nested tensor; to_padded_tensor() the items first"
+        )
     ndim = leaves[0].ndim
     if not -ndim <= pad_dim < ndim:
         raise StructureError(

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, check_same_form, get_all_entries, make_dense, show_path
-from .._element_plans import pad_plan
+from .._collection import Core, get_all_entries, make_dense, show_path
 from .._keys import unravel_key_to_tuple
 from .._plans import wrap_dim
 from .._public_names import set_module
-from .._ragged import make_padded_tensor
-from .._walks import has_entries, map_levels
+from .._walks import has_entries
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
+from .padding import make_mask, pad_node
 from .shape import ShapeMixin
-
-if TYPE_CHECKING:
-    from .._tensordict import TensorDict
 
 
 @set_module("td_core")
@@ -152,9 +147,11 @@ class PackMixin(ShapeMixin):
 
         Args:
             padding: the value of the padding elements.
-            mask_key: the key of a bool mask to add: True at elements of the batch, False at padding.
+            mask_key: the key of a bool mask to add: True at elements of the batch, False at padding. If no batch dim is
+                padded, the mask has the batch dims and the padded dims of the entries, or of those in the node of the key.
 
         Raises:
+            StructureError: with ``mask_key``, entries are padded differently, so that no mask is right for all.
             DepthError: the nesting is deeper than Python's recursion limit.
 
         >>> from td_core import LazyStackedTensorDict
@@ -166,9 +163,9 @@ class PackMixin(ShapeMixin):
                 [ True,  True]]))
         """
         try:
-            result = _pad_node(self, padding)
+            result = pad_node(self, padding)
             if mask_key is not None:
-                result.set(mask_key, _make_mask(self, mask_key))
+                result.set(mask_key, make_mask(self, unravel_key_to_tuple(mask_key)))
         except RecursionError as error:
             raise DepthError(f"the levels are too many to be padded one inside the other: {error}") from error
         return result
@@ -215,102 +212,3 @@ def _check_layout(layout: PackLayout, left: PackLayout) -> None:
             raise BatchSizeError(
                 f"{show_path(path)} has shape {list(result[path])} behind the batch dims, the layout has {list(shape)}"
             )
-
-
-def _pad_node(node: Core, padding: float) -> Any:
-    """Convert a node to a dense one: pad and stack lazy stacks, and pad nested tensors."""
-    stacked = node._members_and_dim()
-    if stacked is not None:
-        members, dim = stacked
-        padded = [_pad_node(member, padding) for member in members]
-        return stack_padded(
-            padded,
-            dim,
-            lambda path, leaves, _: make_padded_tensor(path, leaves, dim, padding),
-            lambda values: _pad_batches(values, dim),
-        )
-    children: dict[str, Any] = {}
-    for key, child in dict(node._children()).items():
-        if not isinstance(child, Tensor):
-            children[key] = _pad_node(child, padding)
-        else:
-            children[key] = torch.nested.to_padded_tensor(child, padding) if child.is_nested else child
-    if -1 not in node.batch_size:
-        return node._with_children(children)
-    # densify() returns batch size -1 for members of different sizes; after padding the size is known.
-    ndim = len(node.batch_size)
-    leads = [child.shape[:ndim] for child in children.values() if child.ndim >= ndim]
-    return node._with_children(children, batch_size=next((lead for lead in leads if -1 not in lead), None))
-
-
-def stack_padded(
-    nodes: Sequence[object],
-    dim: int,
-    pad: Callable[[tuple[str, ...], list[Tensor], int], Tensor],
-    pad_values: Callable[[list[Core]], Core],
-) -> Any:
-    """Stack dense nodes whose shapes differ, with only the keys that all have.
-
-    ``pad`` takes a key path, the leaves, and the number of batch dims; ``pad_values`` takes value nodes.
-    """
-
-    def fill(
-        nodes: list[Any], out: dict[str, Child], prefix: tuple[str, ...]
-    ) -> Iterator[tuple[str, object, tuple[str, ...]]]:
-        columns = [node._children() for node in nodes]
-        for key in columns[0]:
-            if not all(key in column for column in columns):
-                continue
-            entries, path = [column[key] for column in columns], (*prefix, key)
-            for entry in entries[1:]:
-                check_same_form(entries[0], entry, path)
-            if isinstance(entries[0], Tensor):
-                out[key] = pad(path, entries, len(nodes[0].batch_size))
-            elif has_entries(entries[0]):
-                yield key, entries, path
-            else:
-                out[key] = pad_values(entries)
-
-    def make(nodes: list[Core], out: dict[str, Child]) -> Core:
-        size = get_largest_size(nodes)
-        batch_size = torch.Size((*size[:dim], len(nodes), *size[dim:]))
-        return nodes[0]._with_children(out, batch_size=batch_size, names=None)
-
-    return map_levels(nodes, fill, (), make)
-
-
-def get_largest_size(nodes: Sequence[Core]) -> tuple[int, ...]:
-    """Return the largest size of each batch dim; StructureError if the numbers of dims differ."""
-    sizes = [node.batch_size for node in nodes]
-    if len({*map(len, sizes)}) != 1:
-        raise StructureError(
-            f"cannot pad: the batch sizes {[list(size) for size in sizes]} differ in their dims"
-        )
-    return tuple(map(max, zip(*sizes)))
-
-
-def _pad_batches(nodes: list[Core], dim: int) -> Core:
-    """Pad each batch dim of value nodes at its end to one size, and stack them."""
-    size, padded = get_largest_size(nodes), []
-    for node in nodes:
-        missing = [n for wanted, actual in zip(size, node.batch_size) for n in (0, wanted - actual)]
-        padded.append(node._transform(pad_plan(node.batch_size, missing, 0)) if any(missing) else node)
-    stacked: Core = padded[0]._stack_lazily(padded, dim)
-    return stacked
-
-
-def _make_mask(node: Core, key: NestedKey) -> Tensor:
-    """Return the bool mask of a padded node: True at elements of the batch. ``key`` is for messages."""
-
-    def mark(holder: Core) -> TensorDict:
-        size = holder.batch_size
-        ragged = next((leaf for leaf in holder._leaves() if leaf.is_nested), None) if -1 in size else None
-        if ragged is None:
-            mask = torch.ones(size, dtype=torch.bool, device=holder.device)
-        else:
-            parts = [leaf.new_ones(leaf.shape[: len(size) - 1], dtype=torch.bool) for leaf in ragged.unbind()]
-            mask = make_padded_tensor(key, parts, 0, False)
-        return make_dense({"mask": mask}, mask.shape)
-
-    mask: Tensor = _pad_node(node._map_members(mark), False)._children()["mask"]
-    return mask
