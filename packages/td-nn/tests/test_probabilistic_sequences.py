@@ -501,7 +501,7 @@ def test_members_run_under_interaction_type_of_last_without_composite():
     seq = ProbabilisticTensorDictSequential(*members, return_composite=False)
     seq(TensorDict(x=torch.zeros(3)))
     seq.get_dist(TensorDict(x=torch.zeros(3)))
-    members[-1].default_interaction_type = RANDOM
+    members[-1].default_interaction_type = "random"
     seq(TensorDict(x=torch.zeros(3)))
     assert seen == [MODE] * 4 + [RANDOM] * 2
 

@@ -220,3 +220,17 @@ def test_compile_of_several_outputs_is_one_graph(keys: list[Any]) -> None:
     td = torch.compile(module, fullgraph=True, backend="eager")(TensorDict({"x": torch.zeros(3)}, [3]))
     for place, key in enumerate(keys):
         assert key == "_" or (td[key] == place).all()
+
+
+@pytest.mark.parametrize(
+    "keys", [["n", ("n", "b")], [("n", "b"), "n"], [("n", "m"), ("n", "m", "b")]], ids=str
+)
+def test_call_stores_a_collection_and_a_key_below_it_in_their_order(keys: list[Any]) -> None:
+    def run(x: Tensor) -> tuple[Any, ...]:
+        return tuple([TensorDict(own=x) if key != max(keys, key=len) or key == "n" else x for key in keys])
+
+    td, expected = TensorDict(x=torch.zeros(3)), TensorDict(x=torch.zeros(3))
+    TensorDictModule(run, ["x"], keys)(td)
+    for key, value in zip(keys, run(td["x"])):
+        expected.set(key, value)
+    assert {*td.keys(True)} == {*expected.keys(True)}

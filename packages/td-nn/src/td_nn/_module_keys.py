@@ -139,11 +139,18 @@ def read_outputs(result: Any, keys: Iterable[Key]) -> dict[Key, Any]:
 def store_outputs(tensordict: Any, keys: Iterable[Key], values: Iterable[Any]) -> None:
     """Store all values or, if one does not fit, none. A collection replaces the entry at its key."""
     entries = {key: value for key, value in zip(keys, values) if key != SINK}
-    if len(entries) == 1:
-        tensordict.set(*next(iter(entries.items())))
+    are_tensors = sum([isinstance(value, Tensor) for value in entries.values()]) == len(entries)
+    if len(entries) == 1 or not (are_tensors or _are_separate(entries)):
+        for key, value in entries.items():
+            tensordict.set(key, value)
     elif entries:
-        are_tensors = sum([isinstance(value, Tensor) for value in entries.values()]) == len(entries)
         tensordict.update(entries, is_leaf=None if are_tensors else _is_whole)
+
+
+def _are_separate(keys: Collection[Key]) -> bool:
+    """Return True if no key is below another one, whose value an update would store instead."""
+    nested = [key for key in keys if type(key) is tuple]
+    return not any(is_provided(key[0] if len(key) == 2 else key[:-1], keys) for key in nested)
 
 
 def _is_whole(cls: type) -> bool:

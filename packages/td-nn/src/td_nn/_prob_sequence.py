@@ -489,9 +489,9 @@ def _find_shared_type(dists: list[ProbabilisticTensorDictModule[Any]]) -> Intera
     """Return the default interaction type of distributions; None if they differ."""
     kind = dists[0].default_interaction_type
     for module in dists[1:]:
-        if module.default_interaction_type is not kind:
+        if module.default_interaction_type != kind:
             return None
-    return kind
+    return kind if type(kind) is InteractionType else InteractionType(kind)  # an assigned one may be a string
 
 
 def _set_type(kind: InteractionType | None) -> set_interaction_type:
