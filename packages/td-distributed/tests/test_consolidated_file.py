@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import pickle
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from threading import Barrier
@@ -16,8 +18,8 @@ import torch
 from consolidation_trees import HAS_TENSORCLASS, TREES, assert_same, make_jagged, make_jagged_with_lengths
 from torch.masked import masked_tensor
 
-from td_core import Layout, LazyStackedTensorDict, NodeKind, Record, TensorDict, hookimpl
-from td_core.errors import CodecError, StructureError
+from td_core import Layout, LazyStackedTensorDict, NodeKind, Record, TensorDict, hookimpl, load, save, verify
+from td_core.errors import CodecError, FormatError, StructureError
 from td_core.testing import installed
 from td_distributed import (
     _consolidated_file,
@@ -165,19 +167,18 @@ def test_consolidate_concurrently_to_path_keeps_one_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = Barrier(2)
-    put = _consolidated_file._write_part
+    put, commit = _consolidated_file.NewFile.write, _consolidated_file.NewFile.commit
 
     def put_together(*args: Any) -> None:
         meeting.wait(10)
         put(*args)
 
-    def replace_together(*args: Any) -> None:
-        replace(*args)
+    def commit_together(*args: Any, **options: Any) -> None:
+        commit(*args, **options)
         meeting.wait(10)
 
-    replace = os.replace
-    monkeypatch.setattr(_consolidated_file, "_write_part", put_together)
-    monkeypatch.setattr(_consolidated_file.os, "replace", replace_together)
+    monkeypatch.setattr(_consolidated_file.NewFile, "write", put_together)
+    monkeypatch.setattr(_consolidated_file.NewFile, "commit", commit_together)
     trees = [TensorDict({"a": torch.full((1000,), i)}) for i in range(2)]
     writing = [tree.consolidate(tmp_path / "td", return_early=True) for tree in trees]
     for tree, each in zip(trees, writing, strict=True):
@@ -186,15 +187,15 @@ def test_consolidate_concurrently_to_path_keeps_one_whole_file(
     assert [path.name for path in tmp_path.iterdir()] == ["td"]
 
 
-@pytest.mark.skipif(not hasattr(os, "pwrite"), reason="the parts are written one by one")
+@pytest.mark.skipif(not hasattr(os, "pwritev"), reason="the parts are written one by one")
 def test_consolidate_num_threads_opens_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def in_small_steps(fd: int, data: Any, start: int) -> int:
         meeting.wait(10)
         opened.add(fd)
-        return int(pwrite(fd, data[:3001], start))
+        return int(pwritev(fd, [data[0][:3001]], start))
 
-    meeting, pwrite, opened = Barrier(2), os.pwrite, set()
-    monkeypatch.setattr(_consolidated_file.os, "pwrite", in_small_steps)
+    meeting, pwritev, opened = Barrier(2), os.pwritev, set()
+    monkeypatch.setattr(_consolidated_file.os, "pwritev", in_small_steps)
     one, other = torch.randint(256, (2, 6000), dtype=torch.uint8)
     end = other.numpy().tobytes()
     _consolidated_file.write(tmp_path / "td", 6000, [(0, one)], end, num_threads=2)
@@ -335,3 +336,69 @@ def test_consolidate_kind_with_inline_layout_uses_tensordict_format(is_inline: b
         tree.consolidate(tmp_path / "td")
         tag = TensorDict.from_consolidated(tmp_path / "td").get("t")
         assert (type(tag), tag.data, tag.batch_size) == (Tag, "x", (2,))
+
+
+SIZED: dict[str, Any] = {
+    "plain": {"a": torch.arange(6.0), "n": {"b": torch.ones(3)}},
+    "general": {"a": torch.ones(5).to(torch.float8_e4m3fn)},
+    "eight bytes": {"a": torch.ones(2)},
+    "empty": {},
+}
+
+
+@pytest.mark.parametrize("tree", SIZED)
+@pytest.mark.parametrize("place", [0, 4, 30, -60])
+def test_read_file_with_byte_too_many_raises(tree: str, place: int, tmp_path: Path) -> None:
+    path = tmp_path / "td"
+    TensorDict(SIZED[tree]).consolidate(path)
+    content = path.read_bytes()
+    for changed in (
+        content[:place] + b"\x01" + content[place:],
+        content[:place] + content[place:][1:],
+        content + b"\x00",
+    ):
+        path.write_bytes(changed)
+        with pytest.raises(FormatError, match=r"damaged|too short"):
+            TensorDict.from_consolidated(path)
+
+
+@pytest.mark.parametrize("tree", SIZED)
+@pytest.mark.parametrize("checksums", [False, True])
+def test_verify_changed_byte_of_file_reports_it(tree: str, checksums: bool, tmp_path: Path) -> None:
+    path = tmp_path / "td"
+    TensorDict(SIZED[tree]).consolidate(path, checksums=checksums)
+    report = verify(path)
+    assert (report.ok, report.hashed) == (True, int(checksums))
+    content = path.read_bytes()
+    start = 0 if checksums else len(content) - 8 - int.from_bytes(content[-8:], "little")
+    for position in range(start, len(content), 3):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        assert not verify(path, format="consolidated").ok, position
+        with pytest.raises(FormatError):
+            TensorDict.from_consolidated(path, verify=True)
+
+
+def test_consolidate_checksums_without_filename_raises() -> None:
+    with pytest.raises(ValueError, match="checksums=True needs a filename"):
+        TensorDict({"a": 1}).consolidate(checksums=True)
+
+
+def test_save_consolidated_format_loads_as_saved(tmp_path: Path) -> None:
+    tree = TensorDict(SIZED["plain"])
+    assert save(tree, tmp_path / "td", format="consolidated", checksums=True, num_threads=2) is tree
+    assert_same(load(tmp_path / "td"), tree)
+    assert_same(load(tmp_path / "td", verify=True), tree)
+
+
+def test_consolidate_after_killed_one_removes_its_file(tmp_path: Path) -> None:
+    tree = TensorDict({f"k{i}": torch.full((1 << 16,), float(i)) for i in range(4)})
+    pid = os.fork()
+    if not pid:
+        _consolidated_file.NewFile.commit = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
+        with contextlib.suppress(BaseException):
+            tree.consolidate(tmp_path / "td")
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert len(os.listdir(tmp_path)) == 1 and os.listdir(tmp_path) != ["td"]
+    tree.consolidate(tmp_path / "td")
+    assert os.listdir(tmp_path) == ["td"]

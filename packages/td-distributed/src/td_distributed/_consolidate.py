@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from td_core import Encoded, TensorCollection, TensorDictFuture, decode, encode
-from td_core.errors import StructureError
+from td_core import Encoded, Problem, Report, TensorCollection, TensorDictFuture, decode, encode
+from td_core.errors import FormatError, StructureError
 from td_core.plugins.declarations import implements, implements_classmethod
 from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
 from td_core.spi import as_device, check_unlocked, lock, run_in_background, wait_for
@@ -31,8 +32,9 @@ _NO_CHANGE = (ConsolidateOptions(), ConsolidateOptions(inplace=True))
 @implements(DistributedMethods.consolidate)
 def consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorCollection | TensorDictFuture:
     filename, inplace = options.filename, options.inplace
-    if options.durable and filename is None:
-        raise ValueError("durable=True needs a filename: without one nothing is saved")
+    for name in ("durable", "checksums"):
+        if getattr(options, name) and filename is None:
+            raise ValueError(f"{name}=True needs a filename: without one nothing is saved")
     if options.return_early:
         wait_for({leaf.device for leaf in self._leaves()})
         tree = self if inplace or is_consolidated(self) else decode(encode(self))
@@ -53,7 +55,10 @@ def _consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorC
     path = None if options.filename is None else Path(options.filename)
     trailer = b""
     if path is not None or options.metadata:
-        trailer = _consolidated_file.make_trailer(self, encoded, layout)
+        checksum = None
+        if options.checksums:
+            checksum = _consolidated_file.hash_parts(layout.nbytes, _storage.payload(layout, encoded.leaves))
+        trailer = _consolidated_file.make_trailer(self, encoded, layout, checksum)
     storage, pieces = _make_storage(encoded.leaves, layout, trailer, path, options)
     result = decode(replace(encoded, leaves=_storage.join_pieces(layout, pieces, encoded.leaves)))
     if options.device is not None:
@@ -146,8 +151,8 @@ def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory:
 
 
 @implements_classmethod(DistributedMethods.from_consolidated)
-def from_consolidated(cls, filename):
-    tree, storage = _consolidated_file.read(filename, cls)
+def from_consolidated(cls, filename, *, verify):
+    tree, storage = _consolidated_file.read(filename, cls, verify=verify)
     return attach_backend(tree, ConsolidatedBackend(storage, Path(filename)))
 
 
@@ -171,3 +176,33 @@ def from_buffer(buffer: Tensor) -> TensorCollection:
     buffer = buffer.contiguous()
     tree, _ = _consolidated_file.parse(buffer, "the buffer")
     return attach_backend(tree, ConsolidatedBackend(buffer))
+
+
+def save_file(
+    data: TensorCollection,
+    location: Path,
+    *,
+    num_threads: int = 0,
+    durable: bool = False,
+    checksums: bool = False,
+) -> TensorCollection:
+    """Save a collection to a consolidated file; the options are those of ``consolidate``."""
+    options = ConsolidateOptions(location, num_threads=num_threads, durable=durable, checksums=checksums)
+    _consolidate(data, options)
+    return data
+
+
+def load_file(location: Path, *, verify: bool = False) -> Any:
+    """Load a consolidated file; see ``from_consolidated``."""
+    return from_consolidated(location, verify=verify)
+
+
+def verify_file(location: Path) -> Report:
+    """Check the structure of a consolidated file, and the hash of its storage if that was recorded (``checksums=True``)."""
+    hashed, problems = 0, []
+    try:
+        hashed = _consolidated_file.count_hashes(location)
+        _consolidated_file.read(location, verify=True)
+    except FormatError as error:
+        problems.append(Problem(location.name, "damaged", str(error)))
+    return Report(str(location), 1, hashed, problems)

@@ -1,5 +1,6 @@
-"""The consolidated file: the storage, the structure as JSON, and the JSON's length as a little-endian int64.
+"""The consolidated file: the storage, the structure as JSON, and the length of the JSON as a little-endian int64.
 
+The JSON ends with its check line.
 The structure has one of two forms. The *plain form* is that of tensordict: nested JSON objects, one per node, written
 by the ``"consolidated/1"`` layouts of the kinds. What this form cannot represent (value types that JSON simplifies, names
 of classes) is under the root key ``size``, which tensordict skips. The *general form* is used for trees that the plain
@@ -12,15 +13,13 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from threading import get_ident
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,12 +45,16 @@ from td_core.errors import (
     StructureError,
 )
 from td_core.spi import (
+    Checksum,
+    NewFile,
     Node,
+    add_check_line,
     as_device,
     as_named,
     expand,
     is_readable,
     parse_json,
+    run_parallel,
     show_path,
     user_class,
     walk,
@@ -75,6 +78,7 @@ MARKS = (*JAGGED, "<NJT>")
 # tensordict's order of the pieces (values, offsets, lengths) of a jagged tensor, by number of pieces.
 JAGGED_ORDER = {2: (0, 1), 3: (0, 2, 1)}
 LARGEST_JSON = 1 << 30
+_CHECK_LINE = len(add_check_line(b""))
 #: Exceptions that decoding raises on JSON of an unexpected form.
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
 
@@ -83,14 +87,22 @@ class NotRepresentableError(Exception):
     """The file format of tensordict cannot represent a tree, so the general form is used."""
 
 
-def make_trailer(tree: TensorCollection, encoded: Encoded, layout: Layout) -> bytes:
-    """Encode the structure as the end of a file: JSON, in the plain form if possible, followed by its length."""
+def make_trailer(
+    tree: TensorCollection, encoded: Encoded, layout: Layout, checksum: dict[str, str] | None = None
+) -> bytes:
+    """Encode the structure as the end of a file: JSON, in the plain form if possible, its check line, and its length."""
+    ours: dict[str, object] = {} if checksum is None else {"hash": checksum}
     try:
-        text = json.dumps(_plain(tree, encoded, layout)).encode()
+        plain = _plain(tree, encoded, layout)
+        if ours:
+            plain.setdefault("size", {"td": {"values": {}, "order": {}}})["td"].update(ours)
+        text = json.dumps(plain).encode()
     except (NotRepresentableError, RecursionError, TypeError):
-        text = as_json({"cls": GENERAL, "td": describe(encoded, layout)}, encoded.nodes).encode()
+        table = {"cls": GENERAL, "td": {**describe(encoded, layout), **ours}}
+        text = as_json(table, encoded.nodes).encode()
     # Pad the file to whole 16-byte elements, see _align_bytes().
-    text += b" " * (-(layout.nbytes + len(text) + 8) % WHOLE)
+    text += b" " * (-(layout.nbytes + len(text) + _CHECK_LINE + 8) % WHOLE)
+    text = add_check_line(text)
     check_length(text, LARGEST_JSON)
     return text + len(text).to_bytes(8, "little", signed=True)
 
@@ -126,89 +138,83 @@ def write(
     durable: bool = False,
 ) -> Tensor:
     """Write storage and trailer to a temporary file, then rename it over ``path``. Return a private map of the new file."""
-    path = Path(os.path.realpath(path))  # replace the target of a symlink, not the link
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A short name, because names have a length limit; unique per thread, because two may write the same file.
-    temporary = path.with_name(f".{os.getpid()}.{get_ident()}.td-tmp")
     # ``parts`` are (first byte, bytes) in the storage, with zeros between them.
     whole = [*parts, (nbytes, make_vector(end))]
-    try:
-        with open(temporary, "wb") as file:
-            if num_threads > 1 and hasattr(os, "pwrite"):
-                with ThreadPoolExecutor(num_threads) as pool:
-                    list(pool.map(partial(_write_part_at, file.fileno()), whole))
-            else:
-                for part in whole:
-                    _write_part(file, part)
-            if durable:
-                # Without a sync before the rename, a power loss could leave a renamed file without content.
-                file.flush()
-                os.fsync(file.fileno())
+    with NewFile(path) as file:
+        run_parallel([partial(file.write, [get_bytes(data)], start) for start, data in whole], num_threads)
         # Map before the rename: another writer may replace the file right after it.
-        mapped = map_file(temporary)
-        # The new file keeps the permissions of the old one.
-        with suppress(FileNotFoundError):
-            shutil.copymode(path, temporary)
-        os.replace(temporary, path)
-        if durable:
-            _sync_directory(path.parent)
-        return mapped
-    finally:
-        temporary.unlink(missing_ok=True)
+        mapped = _map_fd(file.fd, str(path))
+        file.commit(durable=durable)
+    return mapped
 
 
-def _sync_directory(path: Path) -> None:
-    """Sync a directory, so that a rename in it is durable. No-op on systems that cannot open directories."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_part(file: BinaryIO, part: tuple[int, Tensor]) -> None:
-    start, data = part
-    file.seek(start)
-    file.write(get_bytes(data))
-
-
-def _write_part_at(fd: int, part: tuple[int, Tensor]) -> None:
-    """Write a part at its offset without seeking, so that threads can share one file descriptor."""
-    start, data = part
-    view = get_bytes(data)
-    while len(view):
-        done = os.pwrite(fd, view, start)
-        view, start = view[done:], start + done
+def hash_parts(nbytes: int, parts: list[tuple[int, Tensor]]) -> dict[str, str]:
+    """Return the hash of a storage of ``nbytes`` bytes that consists of parts, with zeros between them."""
+    checksum, position = Checksum(), 0
+    for start, data in sorted(parts, key=itemgetter(0)):
+        checksum.update(bytes(start - position))
+        checksum.update(get_bytes(data))
+        position = start + len(data)
+    checksum.update(bytes(nbytes - position))
+    return {"algorithm": checksum.algorithm, "storage": checksum.hexdigest()}
 
 
 def map_file(path: Path) -> Tensor:
     """Memory-map a file privately (copy-on-write) as a uint8 tensor: writes do not change the file."""
-    # torch treats the result of torch.from_file() as shared memory: share_memory_() would be a no-op and queues would fail.
     with open(path, "rb", buffering=0) as file:
-        try:
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except OSError as error:
-            why = f"cannot map it: {os.strerror(error.errno or 0)}"
-            raise OSError(error.errno, why, str(path)) from error
+        return _map_fd(file.fileno(), str(path))
+
+
+def _map_fd(fd: int, path: str) -> Tensor:
+    # torch treats the result of torch.from_file() as shared memory: share_memory_() would be a no-op and queues would fail.
+    try:
+        memory = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot map it: {os.strerror(error.errno or 0)}", path) from error
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def read(path: str | Path, cls: type | None = None) -> tuple[Any, Tensor]:
-    """Read (collection, storage) from a consolidated file; the collection is an instance of ``cls`` if that is given."""
-    path = Path(path)
+def read(path: str | Path, cls: type | None = None, *, verify: bool = False) -> tuple[Any, Tensor]:
+    """Read (collection, storage) from a consolidated file, as an instance of ``cls`` if given; ``verify`` its hash first."""
+    return parse(_map_checked(Path(path)), str(path), cls, verify=verify)
+
+
+def _map_checked(path: Path) -> Tensor:
+    """Map a file that can be a consolidated one."""
     if path.is_dir() or not path.exists():
         raise FileNotFoundError(f"no consolidated file at {path}")
     if not path.is_file():
         raise FormatError(f"{path} is not a regular file")
     if path.stat().st_size < 8:
         raise FormatError(f"{path} is too short for a consolidated file: {path.stat().st_size} bytes")
-    return parse(map_file(path), str(path), cls)
+    return map_file(path)
 
 
-def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[TensorCollection, Tensor]:
+def parse(
+    data: Tensor, name: str, cls: type | None = None, *, verify: bool = False
+) -> tuple[TensorCollection, Tensor]:
     """Parse (collection, storage) from the bytes of a consolidated file; see :func:`read`."""
+    structure, storage = _split(data, name)
+    with convert_damage(name):
+        if verify:
+            _compare_hash(structure, storage)
+        if structure.get("cls") == GENERAL:
+            layout, nodes, values = from_description(structure["td"])
+            tree = assemble_table(nodes, layout, join_values(values, nodes), storage, named=cls)
+            end = layout.nbytes
+        else:
+            reader = _Reader(Views(storage), structure, cls)
+            tree = reader.node(structure)
+            _check_shapes(tree)
+            end = max((span.stop for leaf in reader.leaves for span in leaf.spans), default=0)
+        # With a byte more or less, all elements would be shifted.
+        if len(storage) != end:
+            raise FormatError(f"its storage has {len(storage)} bytes, its structure describes {end}")
+    return as_named(cls, tree, f"what is saved at {name}"), storage
+
+
+def _split(data: Tensor, name: str) -> tuple[Level, Tensor]:
+    """Split the bytes of a file into the structure and the storage."""
     length = int.from_bytes(bytes(data[-8:].tolist()), "little", signed=True)
     if not 0 < length <= min(len(data) - 8, LARGEST_JSON):
         raise FormatError(
@@ -222,14 +228,40 @@ def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[TensorColle
         raise FormatError(f"{name} is damaged: its structure is no JSON: {error}") from error
     if not isinstance(structure, dict):
         raise FormatError(f"{name} is damaged: its structure is {type(structure).__name__}, not an object")
-    with convert_damage(name):
-        if structure.get("cls") == GENERAL:
-            layout, nodes, values = from_description(structure["td"])
-            tree = assemble_table(nodes, layout, join_values(values, nodes), storage, named=cls)
-        else:
-            tree = _Reader(Views(storage), structure, cls).node(structure)
-            _check_shapes(tree)
-    return as_named(cls, tree, f"what is saved at {name}"), storage
+    return structure, storage
+
+
+def _get_hash(structure: Level) -> Any:
+    """Return the hash of the storage that a structure records, or None."""
+    beside = structure["td"] if structure.get("cls") == GENERAL else (structure.get("size") or {}).get("td")
+    return (beside or {}).get("hash")
+
+
+def _compare_hash(structure: Level, storage: Tensor) -> None:
+    """Compare a storage with its hash, if the structure records one."""
+    recorded = _get_hash(structure)
+    if recorded is not None:
+        digest = Checksum(str(recorded["algorithm"]), [storage]).hexdigest()
+        if digest != recorded["storage"]:
+            raise FormatError(f"the hash of its storage is {digest}, {recorded['storage']} was saved")
+
+
+def count_hashes(path: Path) -> int:
+    """Return the number of hashes that a file records: one for its storage, or none."""
+    structure, _ = _split(_map_checked(path), str(path))
+    with convert_damage(str(path)):
+        return int(_get_hash(structure) is not None)
+
+
+def has_structure(path: Path) -> bool:
+    """Return True if a file ends with a structure and its length."""
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(os.pread(file.fileno(), 8, max(size - 8, 0)), "little", signed=True)
+        return (
+            0 < length <= min(size - 8, LARGEST_JSON)
+            and os.pread(file.fileno(), 1, size - 8 - length) == b"{"
+        )
 
 
 @contextmanager

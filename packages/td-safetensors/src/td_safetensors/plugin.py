@@ -37,7 +37,9 @@ class SafetensorsFormat(Serializer):
         """Return True for a safetensors file, an index of shards, or a directory with one of them."""
         if head:
             if head[8:9] == b"{":
-                return int.from_bytes(head[:8], "little") <= 100_000_000
+                # In a consolidated file whose storage has eight bytes, the structure begins there.
+                consolidated = head[8:].startswith((b'{"cls": "', b'{"cls":"'))
+                return not consolidated and int.from_bytes(head[:8], "little") <= 100_000_000
             return head[:1] == b"{" and b'"weight_map"' in head
         if isinstance(location, str):  # a URL, of which td-core has read nothing
             return location.endswith(self.suffixes)

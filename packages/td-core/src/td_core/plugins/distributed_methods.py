@@ -35,6 +35,7 @@ class ConsolidateOptions:
     pin_memory: bool = False
     metadata: bool = False
     durable: bool = False
+    checksums: bool = False
 
 
 class DistributedMethods:
@@ -64,9 +65,11 @@ class DistributedMethods:
                 can be sent; :func:`from_buffer` reads it.
             durable: with ``filename``, sync the file and its directory, so that a power loss leaves either the old file
                 or the new one.
+            checksums: with ``filename``, record a hash of the storage, which ``from_consolidated(verify=True)`` and
+                :func:`td_core.verify` compare. The structure has a checksum in every file.
 
         Raises:
-            ValueError: ``durable`` without ``filename``.
+            ValueError: ``durable`` or ``checksums`` without ``filename``.
             StructureError: a leaf cannot be stored as bytes (sparse, strided nested, quantized, on the meta device), or
                 ``filename`` is given and ``device`` is the meta device; nothing was written.
             LockedError: with ``inplace``, this collection or one in it is locked; nothing was changed.
@@ -89,10 +92,14 @@ class DistributedMethods:
 
     @provided_by("td-distributed")
     @classmethod
-    def from_consolidated(cls, filename: str | Path) -> Self:
+    def from_consolidated(cls, filename: str | Path, *, verify: bool = False) -> Self:
         """Load a collection from a consolidated file, written by td or by any release of tensordict.
 
         The leaves are views of a private memory map of the file: writing them does not change the file.
+
+        Args:
+            filename: the file.
+            verify: compare the storage with its recorded hash first, if the file was written with ``checksums=True``.
 
         Raises:
             FormatError: the file is damaged.
