@@ -51,6 +51,7 @@ class _Temporary:
 
     fd = -1
     temporary = ""
+    _is_locked = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # A save through a link replaces what the link refers to.
@@ -78,8 +79,9 @@ class _Temporary:
                 continue
             except OSError as error:
                 raise self._name_path(error) from error
+            self._is_locked = _lock(self.fd)
             # Another save can remove the temporary before it is locked.
-            if not _lock(self.fd) or self.is_pending:
+            if not self._is_locked or self.is_pending:
                 break
             self._close()
         return number
@@ -112,9 +114,8 @@ class _Temporary:
         """Remove the temporary, unless it is committed."""
         if self.is_pending:
             _remove(self.temporary)  # before the lock is released
-        elif (
-            self.temporary
-        ):  # the directory that was exchanged for this one, or the temporary of another save
+        elif self.temporary:
+            # It is the directory that was exchanged for this one, or the temporary of another save.
             _remove_if_stale(self.temporary)
         self._close()
 
@@ -257,6 +258,11 @@ class NewDirectory(_Temporary):
             except OSError as error:
                 if error.errno not in _OCCUPIED:
                     raise
+            if self._is_locked:
+                # Under a name that no save uses again, nothing else can be removed in place of the old directory.
+                aside = _name_aside(self.path)
+                os.rename(self.temporary, aside)
+                self.temporary = aside
             if _replace_directory(self.temporary, self.path):
                 break
         self._finish(durable)
@@ -264,21 +270,10 @@ class NewDirectory(_Temporary):
 
 def _replace_directory(new: str, path: str) -> bool:
     """Put a directory in the place of another one, and remove that one; return False if there is none now."""
-    if sys.platform == "linux":
-        try:
-            fd = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        try:
-            # Another save could otherwise take the temporary name while the old directory under it is removed.
-            if _lock(fd) and not _is_named(fd, path):
-                return False
-            if _exchange(new, path):
-                _remove(new)
-                return True
-        finally:
-            _unlock_and_close(fd)
-    aside = f"{_name_temporary(path, secrets.token_hex(4))}{_OLD}"
+    if _exchange(new, path):
+        _remove(new)
+        return True
+    aside = _name_aside(path)
     try:
         os.rename(path, aside)
         os.rename(new, path)
@@ -292,8 +287,12 @@ def _replace_directory(new: str, path: str) -> bool:
     return True
 
 
-#: The end of the name of a directory that is being replaced by two renames.
+#: The end of the name of a directory that is being replaced, or that is about to replace it.
 _OLD = "-old"
+
+
+def _name_aside(path: str) -> str:
+    return f"{_name_temporary(path, secrets.token_hex(4))}{_OLD}"
 
 
 def _recover(path: str) -> None:
@@ -301,16 +300,19 @@ def _recover(path: str) -> None:
     folder, name = os.path.split(path)
     for item in _list(folder):
         if item.endswith(_OLD) and _TEMPORARY.sub("", item.removesuffix(_OLD)) == _hide(name):
+            aside = os.path.join(folder, item)
             if os.path.lexists(path):
-                _remove(os.path.join(folder, item))
+                _remove_if_stale(aside, without_locks=True)
             else:
                 with contextlib.suppress(OSError):  # another process was faster
-                    os.rename(os.path.join(folder, item), path)
+                    os.rename(aside, path)
 
 
 def _exchange(one: str, other: str) -> bool:
     """Exchange two names in one step; return False if the system cannot."""
-    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    function = (
+        getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    )
     if function is None:
         return False
     if function(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE) == 0:
@@ -347,12 +349,12 @@ def read_unreplaced(path: str | os.PathLike[str], read: Callable[[], ReadT]) -> 
     return read()
 
 
-def _remove_if_stale(path: str) -> None:
-    """Remove a temporary, unless it is locked or cannot be removed."""
+def _remove_if_stale(path: str, *, without_locks: bool = False) -> None:
+    """Remove a temporary, unless it is locked, or cannot be removed; ``without_locks`` also if there are no locks."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
         try:
-            if _lock(fd, wait=False):
+            if _lock(fd, wait=False, otherwise=without_locks):
                 _remove(path)
         finally:
             os.close(fd)
@@ -448,14 +450,16 @@ def _is_named(fd: int, path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _lock(fd: int, *, wait: bool = True) -> bool:
-    """Lock an open file. Return False if it is locked elsewhere, or if the file system has no locks."""
+def _lock(fd: int, *, wait: bool = True, otherwise: bool = False) -> bool:
+    """Lock an open file. Return False if it is locked elsewhere, and ``otherwise`` if the file system has no locks."""
     if fcntl is None:
-        return False
+        return otherwise
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return otherwise
     return True
 
 
