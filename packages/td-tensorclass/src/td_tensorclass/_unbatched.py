@@ -24,6 +24,7 @@ from td_core.spi import (
     as_batch_size,
     as_tensor,
     is_same_value,
+    is_stored,
     is_traced,
     new_object,
     set_module,
@@ -268,7 +269,11 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
     def _is_same(self, other: UnbatchedNode) -> bool:
         left, right = self._payload, other._payload
-        return left is right or is_same_value(_plain(left), _plain(right))
+        if left is right:
+            return True
+        # The elements of a stored tensor are compared in memory.
+        left, right = (payload.clone() if is_stored(payload) else payload for payload in (left, right))
+        return is_same_value(_plain(left), _plain(right))
 
     def _compare(self, other: object, single: Callable[..., Any]) -> Self:
         return self._with(single(self._payload, self._get_counterpart(other)._payload))
@@ -291,6 +296,8 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
 def _is_alias(shown: Tensor, payload: Tensor) -> bool:
     """Return True if a tensor that was read still has the memory of the payload, as it has not after ``payload.data = ...``."""
+    if is_stored(payload):
+        return is_stored(shown)
     return not is_traced() and shown.data_ptr() == payload.data_ptr() and shown.shape == payload.shape
 
 
@@ -298,6 +305,8 @@ def _show(payload: Tensor) -> object:
     """Convert a payload to an UnbatchedTensor: the same object if autograd or a module refers to it, else an alias."""
     if type(payload) is UnbatchedTensor:
         return payload
+    if is_stored(payload):
+        return _convert_stored(payload, unbatched=True)
     if type(payload) not in PLAIN or torch.compiler.is_compiling():
         return payload.as_subclass(UnbatchedTensor)
     known = payload.requires_grad or type(payload) is nn.Parameter or payload.__dict__
@@ -309,13 +318,22 @@ def _show(payload: Tensor) -> object:
     return shown
 
 
+def _convert_stored(tensor: Tensor, *, unbatched: bool) -> Any:
+    # Programs without stored tensors do not import their class.
+    from ._stored_unbatched import convert_stored
+
+    return convert_stored(tensor, unbatched)
+
+
 def _is_own(tensor: Tensor) -> bool:
     """Return True if the tensor object must be kept: a leaf that requires grad, or a parameter."""
     return (tensor.requires_grad and tensor.is_leaf) or isinstance(tensor, nn.Parameter)
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Convert an UnbatchedTensor to a plain tensor with the same memory."""
+    """Convert an UnbatchedTensor to a plain tensor with the same memory, a stored one to a StoredTensor."""
+    if is_stored(tensor):
+        return _convert_stored(tensor, unbatched=False)
     if not torch.compiler.is_compiling():
         return tensor.as_subclass(Tensor)
     # torch.compile cannot trace as_subclass(Tensor), but an operation without __torch_function__ gives a plain tensor.

@@ -1,0 +1,27 @@
+"""The UnbatchedTensor of an opened save, whose elements are in a store. It is imported at first use, as stored tensors are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from td_core import StoredTensor
+
+from ._unbatched import UnbatchedTensor
+
+
+class StoredUnbatchedTensor(StoredTensor, UnbatchedTensor):
+    """A stored tensor that all elements of a batch share. Results of operations are plain tensors."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Reduce to a stored tensor, without reading."""
+        rebuild, (_, *place) = super().__reduce_ex__(protocol)
+        return rebuild, (StoredTensor, *place)
+
+
+def convert_stored(tensor: Tensor, unbatched: bool) -> Any:
+    """Return a stored tensor of one class or the other: the object itself if autograd refers to it, else a view."""
+    result: Any = tensor if tensor.requires_grad else tensor.detach()
+    result.__class__ = StoredUnbatchedTensor if unbatched else StoredTensor
+    return result
