@@ -166,11 +166,23 @@ def test_fields_of_a_dataset_are_a_collection(path: Path) -> None:
         assert found["table"].batch_size == (2,)
 
 
+def make_virtual(name: str) -> h5py.VirtualLayout:
+    """Return the layout of a dataset of one row whose elements are in another file."""
+    layout = h5py.VirtualLayout((1,), "f4")
+    layout[:] = h5py.VirtualSource(name, "s", (1,), "f4")
+    return layout
+
+
 #: What a collection cannot have: how it is written, and the message.
 LEFT_OUT: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     "empty": (lambda file: file.__setitem__("x", h5py.Empty("f4")), "it has no elements and no shape"),
     "dangling": (lambda file: file.__setitem__("x", h5py.SoftLink("/nope")), "it is a link to '/nope', which does not exist"),
     "other file": (lambda file: file.__setitem__("x", h5py.ExternalLink("o.h5", "/a")), "it is a link to another file, 'o.h5'"),
+    "external": (
+        lambda file: file.create_dataset("x", (2,), "f4", external=[("o.bin", 0, 8)]),
+        "its elements are in another file, 'o.bin'",
+    ),
+    "virtual": (lambda file: file.create_virtual_dataset("x", make_virtual("o.h5")), "it is virtual, its elements are those of"),
     "cycle": (lambda file: file.__setitem__("x", file["/"]), "it is a group that contains itself"),
     "long double": (lambda file: file.__setitem__("x", np.zeros(2, np.longdouble)), "torch has no dtype for"),
     "reference": (
@@ -322,3 +334,124 @@ def test_leaf_at_any_byte_of_a_file_is_aligned(dtype: torch.dtype, path: Path) -
             assert leaf.data_ptr() % dtype.itemsize == 0
             assert torch.equal(leaf, elements)
     assert len(starts) > 8
+
+
+def link_through(target: str) -> Callable[[h5py.File], None]:
+    """Return a function that adds a link in the file, which leads through one to another file, instead of ``x``."""
+
+    def fill(file: h5py.File) -> None:
+        file["between"] = h5py.ExternalLink("secret.h5", "/")
+        file["x"] = h5py.SoftLink(f"/between/{target}")
+
+    return fill
+
+
+#: How the entry ``x`` of a file gets elements that are in another one.
+ELSEWHERE: dict[str, Callable[[h5py.File], Any]] = {
+    "external": lambda file: file.create_dataset("x", (1,), "f4", external=[("secret.bin", 0, 4)]),
+    "virtual": lambda file: file.create_virtual_dataset("x", make_virtual("secret.h5")),
+    "external link": lambda file: file.__setitem__("x", h5py.ExternalLink("secret.h5", "/s")),
+    "dataset": link_through("s"),
+    "group": link_through("g"),
+    "text": link_through("t"),
+}
+
+
+@pytest.fixture
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
+    """Write elements that no save may read or change, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    elements = np.array([7777.25], "f4")
+    elements.tofile("secret.bin")
+    with h5py.File("secret.h5", "w") as file:
+        file["s"], file["g/s"], file["t"] = elements, elements, "7777"
+    return elements
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_elements_of_another_file_are_left_out_of_every_reader(
+    name: str, path: Path, secret: np.ndarray[Any, Any]
+) -> None:
+    write(path, lambda file: (ELSEWHERE[name](file), file.__setitem__("n/a", np.zeros(2))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for found in (load(path), open_h5(path), from_h5(path), TensorDict.from_any(h5py.File(path))):
+            assert list(found.keys()) == ["n"]
+        assert verify(path).ok
+        assert "x" not in inspect(path).children
+    with pytest.raises(FormatError, match="'/(x|between)' is not a part of the collection"):
+        load(path, strict=True)
+
+
+@pytest.mark.parametrize("name", ["external", "virtual", "external link"])
+def test_elements_of_another_file_in_a_save_raise(
+    name: str, path: Path, secret: np.ndarray[Any, Any]
+) -> None:
+    td_core.save(TensorDict({"x": torch.zeros(1)}, [1]), path, format="hdf5")
+    with h5py.File(path, "r+") as file:
+        del file["x"]
+        ELSEWHERE[name](file)
+    reads: dict[str, Callable[[], Any]] = {
+        "load": lambda: load(path),
+        "load without strict": lambda: load(path, strict=False),
+        "read": lambda: open_h5(path)["x"].clone(),
+        "write": lambda: open_h5(path, mode="r+")["x"].fill_(1),
+        "append": lambda: td_core.append(TensorDict({"x": torch.zeros(1)}, [1]), path),
+        "inspect": lambda: inspect(path),
+    }
+    for read in reads.values():
+        with pytest.raises(FormatError, match="the dataset 'x' is not read: "):
+            read()
+    assert "is not read" in str(verify(path))
+    assert np.fromfile("secret.bin", "f4") == h5py.File("secret.h5")["s"][()] == secret
+
+
+#: What is converted of an open file, and the path of the leaf ``[[0, 1, 2], [3, 4, 5]]`` in the result.
+CONVERTED: dict[str, tuple[Callable[[h5py.File], Any], Any]] = {
+    "file": (lambda file: file, ("n", "a")),
+    "group": (lambda file: file["n"], "a"),
+    "file below a dict": (lambda file: {"log": file, "step": torch.tensor(4)}, ("log", "n", "a")),
+    "dataset below a dict": (lambda file: {"x": {"y": file["n/a"]}}, ("x", "y")),
+    "dataset of a tuple": (lambda file: (file["n/a"], 1), "0"),
+    "group of a tuple": (lambda file: (1, file["n"]), ("1", "a")),
+    "datasets of a list": (lambda file: {"x": [file["n/a"]]}, "x"),
+    "groups of a list": (lambda file: {"x": [file["n"]]}, ("x", "a")),
+    "chunks": (lambda file: {"x": file["chunks"]}, "x"),
+    "fields": (lambda file: {"x": file["table"]}, ("x", "f")),
+}
+
+
+@pytest.mark.parametrize("where", ["file", "open for writing", "memory"])
+@pytest.mark.parametrize("name", CONVERTED)
+def test_from_any_reads_open_files_before_they_are_closed(name: str, where: str, path: Path) -> None:
+    elements = np.arange(6, dtype="f4").reshape(2, 3)
+
+    def fill(file: h5py.File) -> None:
+        file["n/a"] = elements
+        file.create_dataset("chunks", data=elements, chunks=(1, 3), compression="gzip")
+        file["table"] = np.array(list(map(tuple, elements)), [("f", "f4"), ("g", "f4"), ("h", "f4")])
+
+    options = {"driver": "core", "backing_store": False} if where == "memory" else {}
+    if where == "file":
+        write(path, fill)
+    with h5py.File(path, "r" if where == "file" else "w", **options) as file:
+        if where != "file":
+            fill(file)
+        choose, key = CONVERTED[name]
+        found = TensorDict.from_any(choose(file))
+    leaf = found[key]
+    assert type(leaf) is torch.Tensor
+    expected = torch.from_numpy(elements)
+    assert torch.equal(leaf.reshape(-1), (expected[:, 0] if name == "fields" else expected).reshape(-1))
+    with h5py.File(path, "w"):  # it is not open in this process any more
+        pass
+    assert leaf.sum() == (3 if name == "fields" else 15)
+
+
+def test_from_any_of_a_dataset_is_its_tensor_or_value(path: Path) -> None:
+    write(path, lambda file: (file.__setitem__("a", np.arange(3)), file.__setitem__("x", np.zeros(2, "g"))))
+    with h5py.File(path) as file:
+        assert td_core.from_any(file["a"]).tolist() == [0, 1, 2]
+        assert TensorDict({"a": file["a"], "b": {"c": file["a"]}}, [3])["b", "c"].tolist() == [0, 1, 2]
+        with pytest.raises(FormatError, match="'/x' is not a part of the collection: torch has no dtype"):
+            td_core.from_any({"x": file["x"]})

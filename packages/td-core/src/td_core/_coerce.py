@@ -123,6 +123,12 @@ class Coercers:
                 return coercer
         return None
 
+    def find_named(self, cls: type) -> Coercer | None:
+        """Return the coercer of a class of a library that its plugin need not import, or None."""
+        if cls in _WITHOUT_BASES:
+            return None
+        return next(filter(None, map(self._by_name.find, cls.__mro__[:-1])), None)
+
     def get_fallback(self) -> Coercer | None:
         """Return the coercer for ``object``, or None. It accepts every value and is tried last."""
         return self._by_type.get(object)
@@ -211,6 +217,7 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
     if fields is not None:
         return build_nested(fields, torch.Size(value.shape), device, path)
     if isinstance(value, (list, tuple)):
+        value = _convert_items(value)
         tensor = _convert_sequence(value)
         if tensor is not None:
             return tensor
@@ -223,6 +230,13 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         f"{show_path(path)}: a value of type {type(value).__name__} is non-tensor data, provided by "
         + MissingPluginError.describe("td-tensorclass")
     )
+
+
+def _convert_items(values: Any) -> Any:
+    """Convert the items of a list whose types have coercers with names, such as open groups of a file."""
+    if not values or isinstance(values[0], Tensor) or COERCERS.find_named(type(values[0])) is None:
+        return values
+    return [coerce(value, torch.Size(), None, ()) for value in values]
 
 
 def get_struct_fields(value: object) -> dict[str, object] | None:

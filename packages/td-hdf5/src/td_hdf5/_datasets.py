@@ -226,25 +226,31 @@ def read_whole(dataset: Any, target: Tensor) -> None:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, target.numpy(), _TYPES[target.dtype])
 
 
-def find_array(file: object, name: str, path: str, wanted: Array | None = None) -> tuple[Any, Array]:
+def find_array(
+    file: object, name: str, path: str, wanted: Array | None = None, home: object = None
+) -> tuple[Any, Array]:
     """Return the ``DatasetID`` of a name, and its dtype and shape, which is faster if they are those of ``wanted``.
 
+    ``home`` is the number of the file, if it is known.
+
     Raises:
-        FormatError: there is no such dataset, or it is damaged, or torch lacks its dtype.
+        FormatError: there is no such dataset, or it is damaged, or torch lacks its dtype, or its elements are not in the file.
     """
     try:
         dataset = h5py.h5d.open(file, name.encode())
-        if (
+        why = find_elsewhere(dataset, get_file_number(file) if home is None else home)
+        is_known = (
             wanted is not None
             and dataset.shape == wanted.shape
             and dataset.get_type().equal(_TYPES[wanted.dtype])
-        ):
-            return dataset, wanted
+        )
     except H5_ERRORS as error:
         raise FormatError(
             f"{path}: the dataset {name!r} is missing or damaged: {show_error(error)}"
         ) from error
-    return dataset, describe(dataset, name, path)
+    if why is not None:
+        raise FormatError(f"{path}: the dataset {name!r} is not read: {why}")
+    return dataset, wanted if wanted is not None and is_known else describe(dataset, name, path)
 
 
 def describe(dataset: Any, name: str, path: str) -> Array:
@@ -268,13 +274,27 @@ def can_hold(found: Array, wanted: Array) -> bool:
     )
 
 
+def get_file_number(item: object) -> Any:
+    """Return the number of the file that a group or dataset is in: a link can lead to another one."""
+    return h5py.h5g.get_objinfo(item, b".").fileno
+
+
+def find_elsewhere(dataset: Any, home: object) -> str | None:
+    """Return why the elements of a dataset are not in the file with the number ``home``, or None."""
+    creation = dataset.get_create_plist()
+    if creation.get_layout() == h5py.h5d.VIRTUAL:
+        return "it is virtual, its elements are those of other datasets"
+    if creation.get_external_count():
+        return f"its elements are in another file, {os.fsdecode(creation.get_external(0)[0])!r}"
+    return None if get_file_number(dataset) == home else "a link leads to it in another file"
+
+
 def locate(dataset: Any, array: Array, size: int) -> int | None:
     """Return the position in the file of the elements of a contiguous dataset, in the byte order of this machine; else None.
 
     ``size`` is the size of the file, beyond which no elements can lie.
     """
-    creation = dataset.get_create_plist()
-    if creation.get_layout() != h5py.h5d.CONTIGUOUS or creation.get_external_count():
+    if dataset.get_offset() is None:  # which it is for other layouts
         return None
     if not dataset.get_type().equal(_TYPES[array.dtype]) and not dataset.dtype.isnative:
         return None

@@ -21,7 +21,7 @@ from td_core.array_formats import TableBuilder
 from td_core.errors import FormatError
 from td_core.spi import STORABLE
 
-from ._datasets import NATIVE, Array, describe
+from ._datasets import NATIVE, Array, describe, find_elsewhere, get_file_number
 from ._h5_files import convert_errors, show_error
 
 #: Attributes of tensordict: of a value for each row with its shape, and of a text.
@@ -66,6 +66,22 @@ def read_foreign(file: object, path: str, *, strict: bool | None, stacks: bool =
     return reader.finish()
 
 
+def read_foreign_dataset(dataset: h5py.Dataset, path: str) -> Foreign:
+    """Read what describes a dataset of an open file, as the entry ``data`` of a collection.
+
+    Raises:
+        FormatError: it is damaged, or a collection cannot have it.
+    """
+    reader = _Reader(path, True, False)
+    reader.name = dataset.name.strip("/")
+    why = find_elsewhere(dataset.id, get_file_number(h5py.h5i.get_file_id(dataset.id)))
+    if why is not None:
+        reader.leave_out(reader.name, why)
+    with convert_errors(f"{path}: the dataset {reader.name!r}"):
+        reader.add_dataset(reader.add_row(-1, None, ""), "data", reader.name, dataset)
+    return reader.finish()
+
+
 class _Reader:
     """Builds the rows of a table, parents before children."""
 
@@ -74,6 +90,7 @@ class _Reader:
         self.builder = TableBuilder()
         self.result = Foreign(self.builder.table)
         self.name = ""
+        self.home: object = None
         #: The shapes that determine the batch size of each row, and the position of the row above.
         self.shapes: list[list[tuple[int, ...]]] = []
         self.above: list[int] = []
@@ -81,6 +98,7 @@ class _Reader:
         self.texts: list[tuple[int, tuple[int, ...], Any, bool]] = []
 
     def add_row(self, above: int, key: str | None, group: str | None) -> int:
+        """Add the row of a node, and return its position."""
         position = self.builder.add_row("TensorDict", {"batch_size": []})
         self.builder.rows[position]["group"] = group
         if key is not None:
@@ -100,6 +118,7 @@ class _Reader:
     def read_group(self, file: object) -> None:
         """Read the groups of a file, parents first."""
         root = h5py.Group(h5py.h5g.open(file, b"."))
+        self.home = get_file_number(root.id)
         todo: list[tuple[h5py.Group, str, int, frozenset[Any]]] = [
             (root, "", self.add_row(-1, None, ""), frozenset([_get_address(root)]))
         ]
@@ -109,30 +128,40 @@ class _Reader:
                 self.name = name = f"{above}/{key}" if above else key
                 item = self._open_link(group, key)
                 if isinstance(item, h5py.Dataset):
-                    self._add_dataset(position, key, name, item)
+                    self.add_dataset(position, key, name, item)
                 elif isinstance(item, h5py.Group):
                     address = _get_address(item)
                     if address in addresses:
-                        self._leave_out(name, "it is a group that contains itself")
+                        self.leave_out(name, "it is a group that contains itself")
                     else:
                         todo.append((item, name, self.add_row(position, key, name), addresses | {address}))
                 elif item is not None:
-                    self._leave_out(name, f"it is a {type(item).__name__.lower()}")
+                    self.leave_out(name, f"it is a {type(item).__name__.lower()}")
 
     def _open_link(self, group: h5py.Group, key: str) -> Any:
         link = group.get(key, getlink=True)
         if isinstance(link, h5py.ExternalLink):
-            self._leave_out(self.name, f"it is a link to another file, {link.filename!r}")
+            self.leave_out(self.name, f"it is a link to another file, {link.filename!r}")
             return None
         try:
-            return group[key]
+            item = group[key]
         except KeyError as error:
             if isinstance(link, h5py.SoftLink):
-                self._leave_out(self.name, f"it is a link to {link.path!r}, which does not exist")
+                self.leave_out(self.name, f"it is a link to {link.path!r}, which does not exist")
                 return None
             raise FormatError(f"{self.path}: {'/' + self.name!r} is damaged: {show_error(error)}") from error
+        if isinstance(item, h5py.Dataset):
+            elsewhere = find_elsewhere(item.id, self.home)
+        else:
+            elsewhere = (
+                None if get_file_number(item.id) == self.home else "a link leads to it in another file"
+            )
+        if elsewhere is not None:
+            self.leave_out(self.name, elsewhere)
+        return item if elsewhere is None else None
 
-    def _leave_out(self, name: str, why: str) -> None:
+    def leave_out(self, name: str, why: str) -> None:
+        """Leave out a link with a warning, or raise an error, as ``strict`` says."""
         self.result.others.append(name)
         message = f"{self.path}: {'/' + name!r} is not a part of the collection: {why}"
         if self.strict:
@@ -140,22 +169,23 @@ class _Reader:
         if self.strict is None:
             warnings.warn(f"{message}; strict=False leaves it out without a warning", stacklevel=2)
 
-    def _add_dataset(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
+    def add_dataset(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
+        """Add a dataset as a leaf, a value or a node."""
         dtype = dataset.dtype
         if dataset.shape is None:
-            self._leave_out(name, "it has no elements and no shape")
+            self.leave_out(name, "it has no elements and no shape")
         elif h5py.check_string_dtype(dtype) is not None or _is_opaque(dtype):
             self._add_text(position, key, dataset)
         elif _is_ragged(dataset):
             self._add_ragged(position, key, name, dataset)
         elif h5py.check_vlen_dtype(dtype) is not None:
-            self._leave_out(
+            self.leave_out(
                 name, "h5py does not convert its vectors: they are in several dims, or of another byte order"
             )
         elif dtype.names is not None:
             self._add_fields(position, key, name, dataset)
         elif dtype.subdtype is not None or dtype.newbyteorder("=") not in set(NATIVE.values()):
-            self._leave_out(name, f"torch has no dtype for {dtype}")
+            self.leave_out(name, f"torch has no dtype for {dtype}")
         else:
             self._add_numbers(position, key, name, dataset)
 
@@ -195,7 +225,7 @@ class _Reader:
             values = np.ascontiguousarray(content[part])
             numpy = values.dtype.newbyteorder("=")
             if numpy not in set(NATIVE.values()):
-                self._leave_out(f"{name}.{part}", f"torch has no dtype for {values.dtype}")
+                self.leave_out(f"{name}.{part}", f"torch has no dtype for {values.dtype}")
                 continue
             tensor = torch.from_numpy(values.astype(numpy).copy())
             self.result.loaded[f"{name}.{part}"] = tensor

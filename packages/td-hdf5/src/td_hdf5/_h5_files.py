@@ -53,9 +53,10 @@ H5_ERRORS = (
 Location: TypeAlias = "str | os.PathLike[str] | h5py.Group"
 
 
-def find_filename(location: Location) -> str:
+def find_filename(location: Location | h5py.Dataset) -> str:
     """Return the path of the file of a location."""
-    return str(location.file.filename) if isinstance(location, h5py.Group) else os.fspath(location)
+    is_open = isinstance(location, h5py.HLObject)
+    return str(location.file.filename) if is_open else os.fspath(location)
 
 
 def has_path(location: Location) -> bool:

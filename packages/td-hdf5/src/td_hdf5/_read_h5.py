@@ -41,13 +41,14 @@ from ._datasets import (
     can_hold,
     count_links,
     find_array,
+    get_file_number,
     list_arrays,
     locate,
     read_header,
     read_part,
     read_whole,
 )
-from ._foreign_h5 import read_foreign
+from ._foreign_h5 import read_foreign, read_foreign_dataset
 from ._h5_files import (
     H5_ERRORS,
     Location,
@@ -261,7 +262,7 @@ def read_arrays_of(
     work: list[Callable[[], None]] = []
     file = h5py.h5i.get_file_id(save.file)
     fd = file.get_vfd_handle() if is_mappable(file) else -1
-    size = file.get_filesize() if fd >= 0 else 0
+    size, home = file.get_filesize() if fd >= 0 else 0, get_file_number(save.file)
     mapped = map_anew(file, save.path) if maps and size else None
     for name in names:
         if name in save.loaded:
@@ -269,7 +270,7 @@ def read_arrays_of(
             continue
         with convert_errors(f"{save.path}: the dataset {name!r}"):
             wanted = save.arrays[name]
-            dataset, found = find_array(save.file, name, save.path, wanted)
+            dataset, found = find_array(save.file, name, save.path, wanted, home)
             offset = locate(dataset, found, size)
             if can_hold(found, wanted):  # rows were written, but are not yet recorded in the header
                 result[name] = read_part(dataset, tuple(slice(0, n, 1) for n in wanted.shape), wanted.dtype)
@@ -336,6 +337,23 @@ def open_collection(
         if mode == "r+":
             refuse_values(result, save.path)
     return result if mode == "c" else result.lock_()
+
+
+def read_object(item: h5py.Group | h5py.Dataset) -> Any:
+    """Read a group or dataset of a file of the caller, who can close, change or replace the file later.
+
+    Raises:
+        FormatError: torch lacks the dtype of a dataset, or its elements are not in the file.
+    """
+    if isinstance(item, h5py.Group):
+        return load(item, strategy="read")
+    file, path = h5py.h5i.get_file_id(item.id), find_filename(item)
+    if item.file.mode != "r":
+        h5py.h5f.flush(file)  # contiguous datasets are read without HDF5
+    found = read_foreign_dataset(item, path)
+    save = Save(path, file, found.table, found.arrays, None, True, found.others, found.loaded)
+    arrays = read_arrays_of(save, list(save.arrays), False, 0, lambda count: None)
+    return build_collection(save.table, path, arrays.__getitem__)._children()["data"]
 
 
 def create(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from td_core import Serializer, hookimpl, make_classmethod
+from td_core import Coercer, Serializer, hookimpl, make_classmethod
 from td_core.spi import LazyFunction
+
+if TYPE_CHECKING:
+    import torch
 
 #: The signature of HDF5, at byte 0, 512, 1024, 2048 and so on.
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -100,6 +103,18 @@ def _open_as(cls: type, filename: object, **options: object) -> Any:
     from ._persistent import open_as
 
     return open_as(cls, filename, **options)
+
+
+def _to_entry(item: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
+    from ._read_h5 import read_object
+
+    return read_object(item)
+
+
+@hookimpl
+def td_coercers() -> Iterable[Coercer]:
+    """Return the coercer that reads open files, groups and datasets."""
+    return [Coercer(("h5py.Group", "h5py.Dataset"), _to_entry)]
 
 
 @hookimpl

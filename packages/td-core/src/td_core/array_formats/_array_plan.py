@@ -291,9 +291,10 @@ def _get_address(tensor: Tensor) -> int | str:
 
 
 def _name_batch_dims(row: Row) -> list[str | None]:
+    """Return the names of the leading dims of the leaves of a node, which are its batch dims if it has a batch size."""
     meta = row["meta"]
-    names = meta.get("names")
-    return list(names) if names is not None else [None] * len(meta.get("batch_size") or ())
+    size = meta.get("batch_size") or ()
+    return list(meta.get("names") or [None] * len(size))[: len(size)]
 
 
 def _store(
