@@ -155,3 +155,31 @@ def test_dataset_with_too_few_rows_is_an_error(path: Path, td: TensorDict) -> No
         file["a"].resize(3, axis=0)
     with pytest.raises(FormatError, match=r"the dataset 'a' has .* the shape \[3, 3\]"):
         load(path)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("options", [{}, {"chunks": 1}], ids=str)
+def test_append_to_a_strided_nested_tensor_names_it(options: dict[str, Any], path: Path) -> None:
+    uneven = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.strided)
+    data = TensorDict({"x": torch.arange(2.0), "n": {"boxes": uneven}}, [2])
+    save(data, path, **options)
+    before = path.read_bytes()
+    with pytest.raises(
+        UnsupportedOperationError, match="\\('n', 'boxes'\\) is a nested tensor with the layout torch.strided"
+    ):
+        append(data, path)
+    assert path.read_bytes() == before
+    save(TensorDict({"x": torch.arange(2.0), "n": {"boxes": torch.ones(2, 2)}}, [2]), path, **options)
+    with pytest.raises(
+        StructureError,
+        match="\\('n', 'boxes'\\) has the layout torch.strided \\(nested\\), in the save torch.strided",
+    ):
+        append(data, path)
+
+
+def test_append_in_place_corrects_the_facts_for_other_programs(path: Path) -> None:
+    save(TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2]), path, chunks=1)
+    append(TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3]), path)
+    with h5py.File(path) as file:
+        facts = [file.attrs["td_batch_size"], file["n"].attrs["td_batch_size"]]
+    assert facts == [b"[5]", b"[5]"] or facts == ["[5]", "[5]"]

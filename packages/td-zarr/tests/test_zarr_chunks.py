@@ -251,3 +251,15 @@ def test_create_in_zip_raises(tmp_path: Path) -> None:
         ZarrFormat().create(make_data(), tmp_path / "x.zip")
     with pytest.raises(FileExistsError, match="it exists"):
         ZarrFormat().create(make_data(), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_append_to_a_strided_nested_tensor_names_it(path: Path) -> None:
+    uneven = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.strided)
+    data = TensorDict({"x": torch.arange(2.0), "n": {"boxes": uneven}}, [2])
+    save(data, path)
+    with pytest.raises(
+        UnsupportedOperationError, match="\\('n', 'boxes'\\) is a nested tensor with the layout torch.strided"
+    ):
+        append(data, path)
+    assert load(path).batch_size == (2,)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any
 
 import h5py
 import torch
 
-from td_core.array_formats import as_storable
+from td_core.array_formats import as_storable, check_growing
 from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperationError
 from td_core.spi import show_path
 
 from ._datasets import NATIVE, find_array, read_header, write_header, write_part
 from ._h5_files import Location, StoreFile, find_filename, open_path
 from ._read_h5 import Save, load, open_save
-from ._write_h5 import save
+from ._write_h5 import save, write_facts
 
 
 def append(rows: Any, path: Location) -> None:
@@ -31,7 +30,7 @@ def append(rows: Any, path: Location) -> None:
 
     Raises:
         StructureError: the rows do not have the structure of the save; it does not change.
-        UnsupportedOperationError: the save has checksums, or no batch dim.
+        UnsupportedOperationError: the save has checksums, a strided nested tensor, or no batch dim.
 
     >>> from td_hdf5 import load, save
     >>> td = TensorDict({"a": torch.arange(3)}, [3])
@@ -41,15 +40,26 @@ def append(rows: Any, path: Location) -> None:
     tensor([0, 1, 2, 1, 2])
     """
     if isinstance(path, h5py.Group):
-        _append(rows, path)
+        leaves = _append(rows, path)
+        if leaves is not None:
+            _grow(path, path.id, leaves, rows.batch_size[0])
         return
+    place = os.fspath(path)
     # Another process must not add rows between the read of the old ones and the write of all.
-    with open_path(os.fspath(path), write=True):
-        _append(rows, path)
+    with open_path(place, maps=True):
+        leaves = _append(rows, place)
+    if leaves is not None:
+        with open_path(place, write=True) as file:
+            leaves = _append(rows, place)  # the file can be another one now
+            if leaves is not None:
+                _grow(place, file, leaves, rows.batch_size[0])
 
 
-def _append(rows: Any, path: Location) -> None:
+def _append(rows: Any, path: Location) -> list[tuple[str, Any]] | None:
+    """Return the dataset and the new rows of each leaf; None after the save was replaced by one with the rows."""
     place = find_filename(path)
+    with open_save(path) as found:
+        check_growing(found.table, place)
     like = load(path, device="meta")
     with open_save(path) as found:
         if found.hashes is not None:
@@ -61,10 +71,9 @@ def _append(rows: Any, path: Location) -> None:
         has_header = not found.is_foreign and read_header(home, place) is not None
         leaves = _list_growing(found, rows) if has_header else None
         options = {} if leaves else _read_options(found)
-    if leaves is not None:
-        _grow(path, leaves, rows.batch_size[0])
-    else:
+    if leaves is None:
         save(torch.cat([load(path), rows]), path, **options)
+    return leaves
 
 
 def _check_structure(like: Any, rows: Any, path: str) -> None:
@@ -87,7 +96,14 @@ def _check_structure(like: Any, rows: Any, path: str) -> None:
         )
     for key, leaf in expected.items():
         other = given[key]
-        if not isinstance(leaf, torch.Tensor) or leaf.is_nested or not isinstance(other, torch.Tensor):
+        if not isinstance(leaf, torch.Tensor) or not isinstance(other, torch.Tensor):
+            continue
+        if leaf.layout != other.layout or leaf.is_nested != other.is_nested:
+            shown = show_path(key if isinstance(key, tuple) else (key,))
+            raise StructureError(
+                f"cannot append to {path}: {shown} has the layout {_name_layout(other)}, in the save {_name_layout(leaf)}"
+            )
+        if leaf.is_nested:
             continue
         if other.dtype != leaf.dtype or other.shape[1:] != leaf.shape[1:]:
             shown = show_path(key if isinstance(key, tuple) else (key,))
@@ -95,6 +111,10 @@ def _check_structure(like: Any, rows: Any, path: str) -> None:
                 f"cannot append to {path}: {shown} has the dtype {other.dtype} and rows of the shape "
                 f"{list(other.shape[1:])}; the save has {leaf.dtype} and {list(leaf.shape[1:])}"
             )
+
+
+def _name_layout(leaf: torch.Tensor) -> str:
+    return f"{leaf.layout}{' (nested)' * leaf.is_nested}"
 
 
 def _list_growing(found: Save, rows: Any) -> list[tuple[str, Any]] | None:
@@ -133,24 +153,21 @@ def _read_options(found: Save) -> dict[str, Any]:
     return {"chunks": True}
 
 
-def _grow(location: Location, leaves: list[tuple[str, Any]], count: int) -> None:
+def _grow(location: Location, file: object, leaves: list[tuple[str, Any]], count: int) -> None:
     path = find_filename(location)
-    if isinstance(location, h5py.Group):
-        opened: Any = contextlib.nullcontext(location.id)
-    else:
-        opened = StoreFile.at(path).use(write=True)
-    with opened as file:
-        header = read_header(file, path)
-        for name, leaf in leaves:
-            dataset, _ = find_array(file, name, path)
-            value = as_storable(leaf, NATIVE)
-            start, *rest = header["arrays"][name][1]
-            dataset.set_extent((start + count, *rest))
-            if value.numel():
-                write_part(dataset, value, (slice(start, start + count, 1), *(slice(0, n, 1) for n in rest)))
-            header["arrays"][name][1][0] = start + count
-        h5py.h5f.flush(h5py.h5i.get_file_id(file))
-        for row in header["nodes"]:
-            row["meta"]["batch_size"][0] += count
-        write_header(file, header)
+    header = read_header(file, path)
+    for name, leaf in leaves:
+        dataset, _ = find_array(file, name, path)
+        value = as_storable(leaf, NATIVE)
+        start, *rest = header["arrays"][name][1]
+        dataset.set_extent((start + count, *rest))
+        if value.numel():
+            write_part(dataset, value, (slice(start, start + count, 1), *(slice(0, n, 1) for n in rest)))
+        header["arrays"][name][1][0] = start + count
+    h5py.h5f.flush(h5py.h5i.get_file_id(file))
+    for row, group in zip(header["nodes"], header["groups"], strict=True):
+        row["meta"]["batch_size"][0] += count
+        if group is not None:
+            write_facts(h5py.h5g.open(file, group.encode() or b"."), row["meta"])
+    write_header(file, header)
     StoreFile.at(path).content = None

@@ -167,8 +167,8 @@ def map_anew(file: Any, path: str) -> torch.UntypedStorage | None:
 
 
 @contextlib.contextmanager
-def open_path(path: str, *, write: bool = False) -> Iterator[Any]:
-    """Lock the file that is at a path now, during a block, and pass its ``FileID``."""
+def open_path(path: str, *, write: bool = False, maps: bool = False) -> Iterator[Any]:
+    """Lock the file that is at a path now, during a block, and pass its ``FileID``; arguments as for :meth:`StoreFile.use`."""
     with contextlib.ExitStack() as stack:
         for attempt in range(_ATTEMPTS):
             file = StoreFile.at(path)
@@ -176,7 +176,7 @@ def open_path(path: str, *, write: bool = False) -> Iterator[Any]:
                 with contextlib.ExitStack() as opened:
                     if not file.is_open:
                         opened.callback(file.close)
-                    result = opened.enter_context(file.use(write=write))
+                    result = opened.enter_context(file.use(write=write, maps=maps))
                     stack.push(opened.pop_all())
                     break
             except ReplacedError:
@@ -266,7 +266,7 @@ class StoreFile:
 
         Args:
             write: the block writes with HDF5. What it writes is in the file at its end.
-            maps: the block writes through a mapping.
+            maps: the block writes through a mapping, or excludes other writers.
         """
         change = _CACHED if write else _MAPPED if maps else _NOTHING
         with self._lock:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from td_core import decode, encode
-from td_core.array_formats import PlannedArray, build_collection, make_array_plan
+from td_core.array_formats import PlannedArray, build_collection, check_growing, make_array_plan
 from td_core.errors import StructureError, UnsupportedOperationError
 from td_core.spi import show_path
 
@@ -43,6 +43,7 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
             raise UnsupportedOperationError(
                 f"cannot append rows to {group.where}: leaves share arrays; save it without pack="
             )
+        check_growing(group.table, group.where)
         before = build_collection(group.table, group.where, group.make_blank)
         whole = make_array_plan(
             torch.cat([before, _without_elements(rows)]), NATIVE, join_names, blank=True, separator="/"

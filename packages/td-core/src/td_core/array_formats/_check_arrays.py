@@ -74,6 +74,16 @@ def check_in_place(table: Encoded, where: str, hashes: object = None) -> None:
             )
 
 
+def check_growing(table: Encoded, where: str) -> None:
+    """Raise UnsupportedOperationError for a strided nested tensor, to which torch adds no rows."""
+    for place, path in zip(table.leaves, table.leaf_paths(members=False), strict=True):
+        if isinstance(place, dict) and "nested" in place:
+            raise UnsupportedOperationError(
+                f"cannot append rows to {where}: {show_path(path)} is a nested tensor with the layout torch.strided; save it "
+                "with the layout torch.jagged"
+            )
+
+
 def read_hashes(hashes: Any, field: str, arrays: Mapping[str, Any], where: str) -> tuple[dict[str, str], str]:
     """Return the hash of each array, and the algorithm; ``hashes`` is None, or an object with both.
 
