@@ -19,7 +19,10 @@ from td_core.spi import STORABLE
 from td_core.testing import assert_same
 
 HAS_VALUES = importlib.util.find_spec("td_tensorclass") is not None
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+]
 
 
 def make_dtype(dtype: torch.dtype) -> dict[str, Any]:
