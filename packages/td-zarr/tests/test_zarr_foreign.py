@@ -101,7 +101,7 @@ def test_group_of_other_program_loads(version: int, consolidated: bool, path: Pa
             "a": [[0, 1], [2, 3], [4, 5]],
             ("n", "b"): [0, 1, 2],
         }
-        assert td.batch_size == ()
+        assert td.batch_size == (3,)
     assert load(path, keys=("n", "b"))["n", "b"].dtype is torch.int64
     assert from_zarr(path).batch_size == (3,)
     assert from_zarr(path, batch_size=[]).batch_size == ()

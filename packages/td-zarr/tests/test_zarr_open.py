@@ -112,7 +112,13 @@ def test_methods_save_and_open(options: Any, path: Path, td: TensorDict) -> None
     opened["a"][1] = 0.0
     assert load(path)["a"][1].sum() == 0
     for found in (TensorDict.from_zarr(path), td.from_zarr(path, mode="r")):
-        assert isinstance(found["a"], MappedTensor if not options else StoredTensor)
+        assert type(found) is ZarrTensorDict
+        assert isinstance(found["a"], StoredTensor)
+        with pytest.raises(LockedError):
+            found["a"].zero_()
+        with pytest.raises(LockedError):
+            found["x"] = torch.zeros(4)
+        found.close()
         assert found.batch_size == (4,)
     assert TensorDict.from_zarr(path, batch_size=[]).batch_size == ()
     assert TensorDict.from_zarr(path, auto_batch_size=True, batch_dims=1).batch_size == (4,)

@@ -1,7 +1,7 @@
 """td-core with all of its siblings under one import.
 
-It has every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``; each name is
-loaded when it is first used.
+It has every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``, and those of
+``td_zarr`` for groups that are opened; each name is loaded when it is first used.
 
 >>> import torch, td
 >>> data = td.TensorDict({"obs": torch.zeros(3, 4), "task": "reach"}, batch_size=[3])
@@ -28,19 +28,23 @@ if TYPE_CHECKING:
     from td_memmap import *  # type: ignore[assignment]  # noqa: F403
     from td_nn import *  # noqa: F403
     from td_tensorclass import *  # noqa: F403
+    from td_zarr import ZarrTensorDict as ZarrTensorDict
+    from td_zarr import from_zarr as from_zarr
+    from td_zarr import to_zarr as to_zarr
 
 __version__ = _td_core.__version__
 
 # For a name in two packages (save, verify, ...), the last package wins: td_core comes last, since its functions are more general.
 _PACKAGES = (_td_nn, _td_distributed, _td_memmap, _td_tensorclass, _td_core)
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    {
-        "._alias": ["install_as_tensordict"],
-        **{package.__name__: package.__all__ for package in _PACKAGES},
-        "td_core": [*_td_core.__all__, "open"],
-    },
-)
+_NAMES = {
+    "._alias": ["install_as_tensordict"],
+    **{package.__name__: package.__all__ for package in _PACKAGES},
+    "td_core": [*_td_core.__all__, "open"],
+}
+__dir__ = _lazy_names(__name__, _NAMES)[1]
+# A star import must not need a package that td-all does not require.
+_STORES = {"td_zarr": ["ZarrTensorDict", "from_zarr", "to_zarr"]}
+__getattr__ = _lazy_names(__name__, {**_NAMES, **_STORES})[0]
 
 if not TYPE_CHECKING:  # type checkers use the imports above and cannot evaluate this list
     # A star import must not hide the builtin function.

@@ -7,7 +7,6 @@ value. The batch size of a node has the dims that all of its leaves share.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, split_value
-from td_core.array_formats import TableBuilder
+from td_core.array_formats import TableBuilder, find_batch_sizes
 from td_core.errors import FormatError
 from td_core.spi import STORABLE
 
@@ -233,7 +232,7 @@ class _Reader:
 
     def finish(self) -> Foreign:
         """Set the batch sizes of the nodes, and add the values."""
-        sizes = _find_batch_sizes(self.shapes, self.above)
+        sizes = find_batch_sizes(self.shapes, self.above)
         for row, size in zip(self.builder.rows, sizes, strict=True):
             row["meta"]["batch_size"] = list(size)
         for position, shape, content, is_stack in self.texts:
@@ -243,33 +242,6 @@ class _Reader:
             kind = "NonTensorStack" if stacked else "NonTensorData"
             self.builder.set_value(position, kind, shape if is_stack else above, split_value(content))
         return self.result
-
-
-def _find_batch_sizes(shapes: Sequence[list[tuple[int, ...]]], above: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return for each node the dims that all leaves below it share; of a node without leaves, that of the node above."""
-    found: list[tuple[int, ...] | None] = [None] * len(shapes)
-    for position in range(len(shapes) - 1, -1, -1):  # children before their parents
-        size = found[position]
-        for shape in shapes[position]:
-            size = shape if size is None else _find_common(size, shape)
-        found[position] = size
-        parent = above[position]
-        if size is not None and parent >= 0:
-            known = found[parent]
-            found[parent] = size if known is None else _find_common(known, size)
-    result: list[tuple[int, ...]] = []
-    for position, size in enumerate(found):
-        result.append(size if size is not None else result[above[position]] if position else ())
-    return result
-
-
-def _find_common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    count = 0
-    for left, right in zip(one, other):
-        if left != right:
-            break
-        count += 1
-    return one[:count]
 
 
 def _is_ragged(dataset: h5py.Dataset) -> bool:

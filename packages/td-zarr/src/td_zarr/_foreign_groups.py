@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from td_core import Encoded, split_value
-from td_core.array_formats import TableBuilder
+from td_core.array_formats import TableBuilder, find_batch_sizes
 from td_core.errors import CodecError, FormatError
 
 from ._array_documents import ArrayInfo
@@ -38,6 +38,9 @@ class ForeignGroup(TableBuilder):
 
     def __post_init__(self) -> None:
         super().__init__()
+        #: The shapes of the arrays of each row, and the rows whose batch size is in the group.
+        self.shapes: dict[int, list[tuple[int, ...]]] = {}
+        self.sized: set[int] = set()
 
     def build(self, attributes: Mapping[str, Any]) -> Encoded:
         """Return the table.
@@ -55,7 +58,22 @@ class ForeignGroup(TableBuilder):
             else:
                 ref = self.add_array(name, document, parent)
             self.rows[parent]["entries"].append([key, ref])
+        self.set_sizes()
         return self.table
+
+    def set_sizes(self) -> None:
+        """Set the batch sizes that the group does not have: the dims that all arrays below a row share."""
+        above = [-1] * len(self.rows)
+        for position, row in enumerate(self.rows):
+            for _, ref in row["entries"]:
+                if isinstance(ref, int):
+                    above[ref] = position
+        sizes = find_batch_sizes([self.shapes.get(position, []) for position in range(len(above))], above)
+        for position, row in enumerate(self.rows):
+            if row["kind"] == "TensorDict" and position not in self.sized:
+                row["meta"]["batch_size"] = list(sizes[position])
+            elif row["kind"] == "NonTensorData":
+                row["meta"]["batch_size"] = self.rows[above[position]]["meta"]["batch_size"]
 
     def find_parent(self, name: str, known: dict[str, int]) -> int:
         """Return the row of the group of a node; groups without metadata of their own are added."""
@@ -80,7 +98,10 @@ class ForeignGroup(TableBuilder):
                 raise FormatError(
                     f"{self.objects.where}: the attribute {LEVEL} is damaged: {error!r}"
                 ) from error
-        return self.add_row("TensorDict", meta)
+        position = self.add_row("TensorDict", meta)
+        if level is not None:
+            self.sized.add(position)
+        return position
 
     def add_array(self, name: str, document: Mapping[str, Any], parent: int) -> Any:
         info, attributes = self.arrays[name], document.get("attributes") or {}
@@ -96,8 +117,10 @@ class ForeignGroup(TableBuilder):
         if info.dtype is None:
             value = self.read_elements(info)
             if self.stack_values and info.shape:
+                self.shapes.setdefault(parent, []).append(tuple(info.shape))
                 return self.add_value("NonTensorStack", info.shape, split_value(value))
             return self.add_value("NonTensorData", size, split_value(value))
+        self.shapes.setdefault(parent, []).append(tuple(info.shape))
         place: Any = name
         if info.logical is not None:
             place = {"tensor": name, "dtype": f"torch.{info.logical}"}

@@ -22,8 +22,8 @@ from td_core.spi import Node, set_module
 
 from ._array_documents import ChunkOptions, join_names
 from ._group_header import GroupContent, list_documents, read_group, read_root
-from ._group_locations import find_local_path, find_objects
-from ._read_collections import Opener, open_collection, open_with_content
+from ._group_locations import find_objects
+from ._read_collections import Opener, open_with_content
 from ._write_groups import PlannedGroup, consolidate, dump_json, plan_group, save, write_entries
 from ._zarr_objects import Objects
 
@@ -31,15 +31,18 @@ KeyPath = tuple[str, ...]
 
 
 class _LiveGroup(LiveStore):
-    """A group that is opened for writing.
+    """A group that is opened.
 
     Attributes:
         objects: the objects of the group.
         options: options of the chunks of new arrays.
+        mode: ``"r"`` or ``"r+"``.
     """
 
-    def __init__(self, objects: Objects, options: Mapping[str, Any]) -> None:
-        self.objects, self.options = objects, options
+    def __init__(self, objects: Objects, options: Mapping[str, Any], mode: str) -> None:
+        self.objects, self.options, self.mode = objects, options, mode
+        # The structure of a group without a header of td can only be read.
+        self.is_writable = mode == "r+" and objects.version is not None
 
     @property
     def where(self) -> str:
@@ -126,7 +129,7 @@ class _LiveGroup(LiveStore):
         """Open a collection with the stored entries of some key paths alone."""
         group = read_group(self.objects)
         table = group.table.select_keys(list(paths), group.where)
-        opener = Opener(group, table, "r+")
+        opener = Opener(group, table, self.mode, follows=True)
         return build_leaves(table, group.where, opener.open)
 
 
@@ -148,14 +151,16 @@ def _find_unused(
 
 @set_module("td_zarr")
 class ZarrTensorDict(LiveCollection):
-    """A Zarr group that is opened for writing, as a collection.
+    """An opened Zarr group as a collection.
 
-    Leaves are stored tensors or mapped: writes in place reach the group. So do new entries, removed and renamed ones, batch
-    sizes and dim names, in this collection and in the nested ones. Results of operations, such as an index, ``clone()`` or
-    ``to_tensordict()``, are TensorDicts. A change of the structure writes the new arrays, and then the metadata of the root,
-    so a process that is killed leaves the old structure or the new one. One process at a time should change it.
+    Leaves are stored tensors, which read the group when an operation needs their elements. With ``mode="r+"``, writes in place
+    reach the group. So do new entries, removed and renamed ones, batch sizes and dim names, in this collection and in the
+    nested ones. Results of operations, such as an index, ``clone()`` or ``to_tensordict()``, are TensorDicts. A change of the
+    structure writes the new arrays, and then the metadata of the root, so a process that is killed leaves the old structure or
+    the new one. Each write and change holds the lock of the group, which excludes other threads and, in a local directory,
+    other processes. What others have replaced since the group was opened is an error.
 
-    ``to_zarr`` and ``from_zarr(mode="r+")`` return such collections.
+    ``to_zarr`` and ``from_zarr`` return such collections.
 
     >>> from td_core import load
     >>> group = TensorDict({"a": torch.arange(3)}, [3]).to_zarr("data.zarr")
@@ -168,20 +173,27 @@ class ZarrTensorDict(LiveCollection):
 
     _store: _LiveGroup
 
+    def close(self) -> None:
+        """Close the store, if td has opened it. It is opened again when elements are used."""
+        self._store.objects.close()
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce to the place of the group and the keys of a nested collection."""
-        return rebuild_live, (self._store.objects, self._path, dict(self._store.options))
+        store = self._store
+        return rebuild_live, (store.objects, self._path, dict(store.options), store.mode)
 
 
-def open_live(objects: Objects, opened: Any, options: Mapping[str, Any]) -> Any:
-    """Return a collection that is opened for writing, and whose structure can be changed if it is a TensorDict."""
+def open_live(objects: Objects, opened: Any, options: Mapping[str, Any], mode: str) -> Any:
+    """Return a collection whose structure can be changed if it is a TensorDict that is opened for writing."""
     if type(opened) is not TensorDict:
         return opened.lock_()
-    return ZarrTensorDict._of_opened(_LiveGroup(objects, options), (), opened)
+    store = _LiveGroup(objects, options, mode)
+    live = ZarrTensorDict._of_opened(store, (), opened)
+    return live if store.is_writable else live.lock_()
 
 
 @set_module("td_zarr.zarr_pickles")
-def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any]) -> Any:
+def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any], mode: str = "r+") -> Any:
     """Open the collection of a pickle.
 
     Raises:
@@ -189,9 +201,9 @@ def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any]) ->
     """
     objects.check()
     group = read_group(objects)
-    opener = Opener(group, group.table, "r+")
+    opener = Opener(group, group.table, mode, follows=True)
     opened = build_leaves(group.table, group.where, opener.open)
-    live = open_live(objects, opened, options)
+    live = open_live(objects, opened, options, mode)
     return live.get(path) if path else live
 
 
@@ -213,7 +225,7 @@ def to_zarr(
         **options: options of :func:`td_zarr.save`.
 
     Returns:
-        The opened collection, a :class:`ZarrTensorDict` for a TensorDict; a zip file is opened for reading.
+        The opened collection, a :class:`ZarrTensorDict` for a TensorDict; a zip file or ``ZipStore`` is opened for reading.
 
     >>> opened = to_zarr(TensorDict({"a": torch.zeros(2)}, [2]), "data.zarr", chunks=1)
     >>> opened[1] = TensorDict({"a": 5.0})
@@ -223,12 +235,10 @@ def to_zarr(
     if allow_pickle:
         raise ValueError("td-zarr never pickles values: register a LeafSerializer for their type")
     save(data, filename, storage_options=storage_options, **options)
-    path = find_local_path(filename)
-    if path is not None and path.endswith(".zip"):
-        return open_collection(filename)
-    opened = open_collection(filename, mode="r+", storage_options=storage_options).unlock_()
+    mode = "r" if find_objects(filename, storage_options).is_read_only else "r+"
+    opened, content = open_with_content(filename, mode, None, True, False, storage_options, follows=True)
     chosen = {item.name: options[item.name] for item in fields(ChunkOptions) if item.name in options}
-    return open_live(find_objects(filename, storage_options), opened, chosen)
+    return open_live(content.objects, opened, chosen, mode)
 
 
 def from_zarr(
@@ -244,9 +254,10 @@ def from_zarr(
     strict: bool = True,
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
-    """Open a Zarr group, as :func:`td_zarr.open` does, and choose a batch size.
+    """Open a Zarr group, and choose a batch size.
 
-    With ``mode="r+"``, a TensorDict is returned as a :class:`ZarrTensorDict`, whose structure can be changed.
+    A TensorDict is returned as a :class:`ZarrTensorDict`, except with ``mode="c"``; with ``mode="r+"``, its structure can be
+    changed. Unlike with :func:`td_zarr.open`, no leaf is mapped memory, so that an entry that is replaced later is an error.
 
     Args:
         filename: a directory, a zip file, a URL, or a store or group of zarr.
@@ -266,12 +277,10 @@ def from_zarr(
     torch.Size([2])
     """
     result, content = open_with_content(
-        filename, mode, keys, strict, bool(allow_pickle), storage_options, non_tensor_as_stack
+        filename, mode, keys, strict, bool(allow_pickle), storage_options, non_tensor_as_stack, mode != "c"
     )
-    if mode == "r+" and content.is_ours:
-        result = open_live(find_objects(filename, storage_options), result, {})
-    elif mode != "c":
-        result.lock_()
+    if mode != "c":
+        result = open_live(content.objects, result, {}, mode)
     if batch_size is not None:
         result.batch_size = batch_size
     elif auto_batch_size or not content.has_sizes:

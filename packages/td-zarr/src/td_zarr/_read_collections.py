@@ -212,17 +212,17 @@ def _check_writable(group: GroupContent, table: Encoded) -> None:
 
 
 class Opener:
-    """Makes the leaves of a group that is opened."""
+    """Makes the leaves of a group that is opened: with ``follows``, only such as notice what others change in the group."""
 
-    def __init__(self, group: GroupContent, table: Encoded, mode: str) -> None:
-        self.group, self.mode = group, mode
+    def __init__(self, group: GroupContent, table: Encoded, mode: str, *, follows: bool = False) -> None:
+        self.group, self.mode, self.follows = group, mode, follows or mode == "r+"
         self.local = group.objects if isinstance(group.objects, LocalObjects) else None
         self.nested = {name for place in table.leaves if is_nested(place) for name in list_names(place)}
 
     def read(self, name: str) -> Tensor:
         """Return an array: mapped, or in the store. The arrays of nested tensors are read."""
         info = self.group.arrays[name]
-        if self.can_map(info) and self.mode != "r+" and self.local is not None:
+        if self.can_map(info) and not self.follows and self.local is not None:
             return map_raw(self.local, info)
         if name in self.nested:
             strict = self.group.is_strict
@@ -234,7 +234,7 @@ class Opener:
 
     def make_source(self, info: ArrayInfo) -> Source:
         if self.can_map(info) and self.local is not None:
-            return RawSource(self.local, info)
+            return RawSource(self.local, info, self.mode == "r+")
         return ChunkSource(self.group.objects, info, strict=self.group.is_strict)
 
     def open(self, place: Place) -> Tensor:
@@ -302,8 +302,9 @@ def open_with_content(
     allow_pickle: bool,
     storage_options: dict[str, Any] | None,
     stack_values: bool = True,
+    follows: bool = False,
 ) -> tuple[Any, GroupContent]:
-    """Open a group; return also what it contains."""
+    """Open a group; return also what it contains. ``follows`` is that of :class:`Opener`."""
     check_mode(mode)
 
     def read() -> tuple[Any, GroupContent]:
@@ -313,7 +314,7 @@ def open_with_content(
             table = group.table.select_keys(keys, group.where)
             if mode == "r+":
                 _check_writable(group, table)
-            opener = Opener(group, table, mode)
+            opener = Opener(group, table, mode, follows=follows)
             result = build_leaves(table, group.where, opener.open, strict=strict)
             if mode == "r+":
                 refuse_values(result, group.where)

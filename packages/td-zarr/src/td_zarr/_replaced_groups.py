@@ -14,6 +14,9 @@ from ._dim_labels import LEVEL, VALUE
 from ._group_header import read_root
 from ._zarr_objects import Objects
 
+#: The beginning of the metadata of arrays as td writes it. zarr and tensorstore put spaces or other keys there. A process that
+#: was killed can have left an array that the header does not have.
+_OURS = b'{"shape":['
 #: How many of them a message names.
 _SHOWN = 5
 
@@ -38,8 +41,7 @@ def check_replaceable(objects: Objects) -> None:
         raise FileExistsError(f"{where}: what is there is damaged; remove it ({error})") from error
     if others:
         raise FileExistsError(
-            f"{where}: it has {', '.join(map(repr, others[:_SHOWN]))}, which another program has written, or a process that "
-            "was killed has left; remove that first"
+            f"{where}: it has {', '.join(map(repr, others[:_SHOWN]))}, which another program has written; remove that first"
         )
 
 
@@ -56,7 +58,9 @@ def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str
         name = key.removesuffix("/zarr.json")
         document = {} if content is None else parse_json(content, f"{objects.where}: {key}")
         attributes = get_attributes(document, f"{objects.where}: {key}")
-        if document.get("node_type") == "array" and VALUE in attributes:
+        if document.get("node_type") == "array" and (
+            VALUE in attributes or (content or b"").startswith(_OURS)
+        ):
             arrays.add(name)
         elif name not in groups and (document.get("node_type") == "array" or {*attributes} - {LEVEL}):
             yield name
