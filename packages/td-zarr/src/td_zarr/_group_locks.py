@@ -2,7 +2,7 @@
 
 Threads of a process are excluded by a lock in memory, which all that have the same group open share. Other processes are
 excluded by ``flock`` on the directory of the group, where the file system has such locks; for a store that is not a local
-directory they are not excluded. A save that replaces a directory takes the same lock, see ``NewDirectory`` of td-core.
+directory they are not excluded.
 """
 
 from __future__ import annotations
@@ -79,6 +79,26 @@ def lock_directory(path: str) -> GroupLock:
             return lock
     os.close(fd)
     return lock
+
+
+@contextlib.contextmanager
+def hold_directory(path: str) -> Iterator[None]:
+    """Hold the lock of the directory at a path, if there is one, so that nobody writes to it while it is replaced."""
+    while os.path.isdir(path):
+        lock = lock_directory(path)
+        status = os.stat(path)
+        with lock.hold():
+            if _is_same(path, status):
+                yield
+                return
+    yield
+
+
+def _is_same(path: str, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), status)
+    except FileNotFoundError:
+        return False
 
 
 def lock_store(name: str) -> GroupLock:

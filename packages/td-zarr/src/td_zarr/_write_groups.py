@@ -38,6 +38,7 @@ from ._array_engines import encode_zeros, list_chunks
 from ._chunk_access import write_arrays
 from ._dim_labels import describe_levels, describe_values, name_dims
 from ._group_locations import find_local_path, find_objects
+from ._group_locks import hold_directory
 from ._local_objects import LocalObjects
 from ._read_collections import open_collection
 from ._replaced_groups import check_replaceable
@@ -274,7 +275,8 @@ def _replace(
             check_replaceable(LocalObjects(path))
         with NewDirectory(path) as folder:
             write(LocalObjects(folder.temporary))
-            folder.commit(durable=durable)
+            with hold_directory(folder.path):
+                folder.commit(durable=durable)
 
 
 def _start(objects: Objects) -> None:
