@@ -44,13 +44,20 @@ def get_names_before(names: Names | None, children: Iterable[object]) -> Names |
     return placed
 
 
-def get_names_after(names: Names | None, batch_size: torch.Size, children: Iterable[object]) -> Names | None:
-    """Return the dim names of a node built from ``children``, which may have one dim more or fewer than the context."""
+def get_names_after(
+    names: Names | None, batch_size: torch.Size, children: Iterable[object], has_first: bool = False
+) -> Names | None:
+    """Return the dim names of a node built from ``children``, which may have one dim more or fewer than the context.
+
+    ``has_first``: a dim more or fewer is the first one.
+    """
     if names is None:
         return None
     ndim = len(batch_size)
     if len(names) == ndim:
         return tuple(names)
+    if has_first and abs(len(names) - ndim) == 1:
+        return (None, *names) if len(names) < ndim else tuple(names[1:])
     leaf = None if torch.compiler.is_compiling() else _first_leaf(children)
     if leaf is None:
         # Nested nodes start with the dim names of their parents.

@@ -7,6 +7,7 @@ ints, export passes dicts), so only ``shape`` of a leaf is read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from ._mapped_names import get_names_after, get_names_before
 from ._nodes import KINDS, NodeKind
 from ._ragged import get_display_shape
 from ._records import Record
-from ._torch_private import functorch_level, get_mapped_dim
+from ._torch_private import functorch_level, get_mapped_dim, wrap_jacobians
 from ._torch_private import pytree as torch_pytree
 from ._value_codec import is_same_value, join, split
 from ._walks import expand, list_nested, visit, walk
@@ -29,6 +30,32 @@ Context = tuple[Any, ...]
 
 #: Registrar functions by base class; a registrar also registers the subclasses of its base.
 _REGISTRARS: dict[type, Callable[[object], None]] = {}
+
+
+class _Jacobian(threading.local):
+    """What this thread builds for jacrev or jacfwd: a basis or the result, in which ``ndim`` dims are those of the first input.
+
+    A new first dim of the basis is ``has_first``; the result loses it.
+    """
+
+    ndim: int | None = None
+    has_first: bool = False
+
+
+_jacobian = _Jacobian()
+
+
+def _finish_jacobian(build: Callable[[], object], ndim: int | None) -> object:
+    """Build the basis of jacrev or jacfwd, or their result, in which Jacobians replace leaves."""
+    before = _jacobian.ndim, _jacobian.has_first
+    _jacobian.ndim, _jacobian.has_first = ndim, True
+    try:
+        return build()
+    finally:
+        _jacobian.ndim, _jacobian.has_first = before
+
+
+wrap_jacobians(_finish_jacobian)
 
 #: Key in ``_backends`` for the source of the batch size, for nodes in which no tensor provides it.
 _SIZES = "pytree"
@@ -108,7 +135,8 @@ def leaves_below(nodes: list[object]) -> list[Any]:
 
 def encode_sizes(node: Core, children: list[Any]) -> tuple[object, ...]:
     """Return how unflattening finds the batch size of a node, then ``(position, extra dims)`` of each child without leaves."""
-    # The first item names a child by position and feature dims, or is the batch size itself if no child has leaves.
+    # The first item names a child by position and feature dims, and has a third item if the child is a node; or it is the
+    # batch size itself if no child has leaves.
     ndim = len(node.batch_size)
     leaf = _get_kept(node)
     level = None
@@ -120,7 +148,7 @@ def encode_sizes(node: Core, children: list[Any]) -> tuple[object, ...]:
         elif not isinstance(child, Core):
             leaf = leaf or (position, child.ndim - ndim if isinstance(child, Tensor) else 0)
         elif has_leaves(child):
-            level = level or (position, len(child.batch_size) - ndim)
+            level = level or (position, len(child.batch_size) - ndim, True)
         else:
             tail = child.batch_size[ndim:]
             empty.append((position, tuple(tail)))
@@ -149,9 +177,12 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     if isinstance(source, torch.Size):
         batch_size = source
     else:
-        position, extra = source
+        position, extra, *is_node = source
         child = children[position]
         shape: Any = _get_shape(child) or ()
+        if _jacobian.ndim is not None and not is_node:
+            leaf = next(iter(torch_pytree.tree_leaves(child)))
+            return _resize_empty(leaf.shape[: leaf.ndim - _jacobian.ndim - extra], children, empty)
         batch_size = torch.Size(shape[:-extra] if extra else shape)
         if functorch_level() is not None or (type(child) not in PLAIN and isinstance(child, Core)):
             # A Jacobian replaces leaves by collections with different batch sizes, and vmap with out_dims=-1 adds its dim
@@ -163,9 +194,17 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
         hidden = None
         if isinstance(leaf, Tensor) and not torch.compiler.is_compiling():
             hidden = get_mapped_dim(leaf)
-        for position, tail in empty:
-            if isinstance(children[position], Core):
-                _resize(children[position], torch.Size((*batch_size, *tail)), hidden)
+        _resize_empty(batch_size, children, empty, hidden)
+    return batch_size
+
+
+def _resize_empty(
+    batch_size: torch.Size, children: list[Any], empty: list[Any], hidden: int | None = None
+) -> torch.Size:
+    """Set the batch size of the children without leaves, and return it; ``hidden`` as for :func:`_resize`."""
+    for position, tail in empty:
+        if isinstance(children[position], Core):
+            _resize(children[position], torch.Size((*batch_size, *tail)), hidden)
     return batch_size
 
 
@@ -229,7 +268,7 @@ def register_mapping(cls: Any) -> None:
         keys, sizes, device, names = context
         children = list(values)
         batch_size = infer_batch_size(children, sizes)
-        named = get_names_after(names, batch_size, children)
+        named = get_names_after(names, batch_size, children, _jacobian.has_first)
         if named is not None:
             # Children without leaves were flattened without batch dims, so they lost their dim names.
             for position, _ in sizes[1:]:
@@ -292,7 +331,7 @@ def _register_as_kind(cls: Any) -> None:
             dict(zip(keys, children)),
             batch_size=batch_size,
             device=device,
-            names=get_names_after(names, batch_size, children),
+            names=get_names_after(names, batch_size, children, _jacobian.has_first),
         )
 
     def dump(context: Context) -> Context:

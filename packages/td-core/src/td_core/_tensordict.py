@@ -287,11 +287,21 @@ class TensorDict(TensorDictBase):
                 entry = self._dict[index]
             except KeyError:
                 entry = get_entry(self, (index,))
-            return entry if isinstance(entry, Tensor) else entry._unwrap()
+            try:
+                return entry if isinstance(entry, Tensor) else entry._unwrap()
+            except AttributeError:
+                if isinstance(entry, Core):
+                    raise
+                return entry  # an object that a pytree function put in place of a leaf
         if type(index) is tuple:
             result = self._get_nested(index)
             if result is not None:
-                return result if isinstance(result, Tensor) else result._unwrap()
+                try:
+                    return result if isinstance(result, Tensor) else result._unwrap()
+                except AttributeError:
+                    if isinstance(result, Core):
+                        raise
+                    return result
         elif not isinstance(index, str):
             plan = plan_index(index, self._batch_size)
             return index_leaves(self, plan) if STORED else self._transform(plan)

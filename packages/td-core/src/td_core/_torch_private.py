@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from operator import eq
 from typing import Any, TypeVar
 
@@ -25,7 +26,8 @@ __all__ = [
     "find_refusing_transform", "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel",
     "functorch_level", "is_caller", "guard_forms", "is_read_only_view", "is_traced", "map_location", "get_mapped_dim",
     "make_nested_view", "new_object", "plain_results", "get_ragged_dim", "get_cached_seqlens", "make_wrapper", "pytree",
-    "without_torch_function", "unmap", "unwrap_transforms", "count_users", "wrap_vmap",
+    "without_torch_function", "unmap", "unwrap_transforms", "count_users", "wrap_jacobians",
+    "wrap_vmap",
 ]  # fmt: skip
 
 
@@ -227,6 +229,37 @@ def wrap_vmap(name: str, wrap: Callable[[Callable[..., object]], Callable[..., o
         module = _find(path)
         if module is not None and hasattr(module, name):
             setattr(module, name, wrap(getattr(module, name)))
+
+
+#: Names in the frames of torch.func.jacrev and jacfwd: leaves and structure of the basis, and of the result.
+_BASES = (("flat_basis_chunk", "output_spec"), ("flat_basis", "primals_spec"))
+_RESULTS = (("flat_output_input", "output_spec"), ("jac_outs_ins", "spec"))
+
+
+def wrap_jacobians(finish: Callable[[Callable[[], object], int | None], object]) -> None:
+    """Call ``finish(build, ndim)`` where jacrev and jacfwd build a collection; a no-op if torch has no such functions.
+
+    ``build()`` returns the result. ``ndim`` is the number of dims of the first input, which are the last of each Jacobian;
+    None for a basis, whose leaves have a new first dim.
+    """
+    module: Any = _find("_functorch.eager_transforms")
+    original: Any = getattr(module, "tree_unflatten", None)
+    if original is None:
+        return
+
+    @wraps(original)
+    def unflatten(leaves: object, spec: object) -> object:
+        if torch.compiler.is_compiling():
+            return original(leaves, spec)
+        held = sys._getframe(1).f_locals
+        build = partial(original, leaves, spec)
+        if any(held.get(a) is leaves and held.get(b) is spec for a, b in _BASES):
+            return finish(build, None)
+        is_result = any(held.get(a) is leaves and held.get(b) is spec for a, b in _RESULTS)
+        inputs = held.get("flat_primals") if is_result else None
+        return finish(build, inputs[0].ndim) if inputs else build()
+
+    module.tree_unflatten = unflatten
 
 
 def break_graph(why: str) -> None:

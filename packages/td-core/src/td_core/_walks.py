@@ -84,7 +84,10 @@ def has_common_node(first: list[Node], second: list[Node]) -> bool:
 
 def has_entries(child: Any) -> TypeGuard[TensorCollection]:
     """Return True if an entry is a node of entries: neither a leaf nor a value node."""
-    return not isinstance(child, Tensor) and not child._is_value
+    try:
+        return not isinstance(child, Tensor) and not child._is_value
+    except AttributeError:  # an object that a pytree function put in place of a leaf
+        return False
 
 
 def list_holders(node: Node) -> list[Node]:

@@ -122,7 +122,10 @@ def _make_property(name: str) -> property:
             child = self._tensordict._get_child(name)
         except KeyError:
             return self._get_missing(name)
-        return child if isinstance(child, Tensor) else child._unwrap()
+        if isinstance(child, Tensor):
+            return child
+        # A pytree function may have put another object in place of a leaf.
+        return child._unwrap() if isinstance(child, TensorCollection) else child
 
     def write(self: object, value: object) -> None:
         self.__setattr__(name, value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictBase
+from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorDictBase
 from td_core.spi import EntrySchema, Node, make_dense
 from td_core.typing import BatchSize, DeviceType
 
@@ -341,7 +341,9 @@ def _accessor(name: str, get_default: Callable[[object], object]) -> property:
             entry = self._children()[name]
         except KeyError:
             return get_default(self)
-        return entry if isinstance(entry, Tensor) else entry._unwrap()
+        if isinstance(entry, Tensor):
+            return entry
+        return entry._unwrap() if isinstance(entry, TensorCollection) else entry
 
     def write(self: Any, value: object) -> None:
         if getattr(self, "_frozen", False):

@@ -111,7 +111,7 @@ class EntryMixin(Core):
         """
         if is_key(index):
             entry = get_entry(self, (index,) if type(index) is str else unravel_key_to_tuple(index))
-            return entry if isinstance(entry, Tensor) else entry._unwrap()
+            return entry._unwrap() if isinstance(entry, Core) else entry
         return self._index(index)
 
     def set(
