@@ -39,6 +39,8 @@ _GAP = 4
 #: The flag of Linux's renameat2 that exchanges two names, and the errors of systems that lack it.
 _EXCHANGE, _AT_CWD = 2, -100
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+#: Errors of allocating space on a file system that cannot.
+_NOT_ALLOCATED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 #: Errors of renaming a directory over one that has files, and of two renames beside those of another save.
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _TAKEN = (*_OCCUPIED, errno.ENOENT)
@@ -190,8 +192,12 @@ class NewFile(_Temporary):
                 views[0] = views[0][count:]
 
     def extend(self, size: int) -> None:
-        """Give the file a size; what was not written is zero, and takes no space on most file systems."""
-        os.ftruncate(self.fd, size)
+        """Give the file a size, with disk space for all of it; what was not written is zero.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        allocate_file(self.fd, size)
 
     def commit(self, *, durable: bool = False) -> None:
         """Give the file its final name; with ``durable``, return after its content and its name are on the disk."""
@@ -321,6 +327,29 @@ def _exchange(one: str, other: str) -> bool:
     if code in _UNSUPPORTED or code == errno.ENOENT:
         return False
     raise OSError(code, os.strerror(code), one, None, other)
+
+
+def allocate_file(fd: int, size: int) -> None:
+    """Give an open file a size, with disk space for all of it, so that no write to a mapping of the file can fail.
+
+    A write to a mapping of a file without space would end the process (SIGBUS).
+
+    Raises:
+        OSError: the disk is full.
+
+    >>> with open("data.bin", "wb") as file:
+    ...     allocate_file(file.fileno(), 1000)
+    >>> import os
+    >>> os.stat("data.bin").st_size
+    1000
+    """
+    try:
+        if size:
+            os.posix_fallocate(fd, 0, size)
+    except (AttributeError, OSError) as error:  # some systems and file systems have no such call
+        if isinstance(error, OSError) and error.errno not in _NOT_ALLOCATED:
+            raise
+    os.ftruncate(fd, size)
 
 
 def read_unreplaced(path: str | os.PathLike[str], read: Callable[[], ReadT]) -> ReadT:

@@ -57,13 +57,14 @@ from ._writes.run import copy_all
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "WRAPPING", "Checksum",
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
-    "StorageBackend", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype",
-    "as_named", "as_tensor", "check_mode", "check_regular", "check_same_format", "check_unlocked", "compare_check_line",
-    "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms", "has_check_line", "is_aliasing", "is_readable",
-    "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "make_dense", "make_nested_view", "make_reporter",
-    "new_object", "open_regular", "parse_json", "plan_index", "pytree", "read_unreplaced", "register_pytree",
-    "run_command", "run_in_background", "run_parallel", "save_together", "set_module", "show_path", "show_size",
-    "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk", "without_torch_function",
+    "StorageBackend", "Switch", "Wrapper", "add_check_line", "allocate_file", "as_batch_size", "as_bytes", "as_device",
+    "as_dtype", "as_named", "as_tensor", "check_mode", "check_regular", "check_same_format", "check_unlocked",
+    "compare_check_line", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms", "has_check_line",
+    "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "make_dense",
+    "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index", "pytree",
+    "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together",
+    "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
+    "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.
@@ -157,6 +158,7 @@ if TYPE_CHECKING:
     from ._regular_files import open_regular as open_regular
     from ._temporary_files import NewDirectory as NewDirectory
     from ._temporary_files import NewFile as NewFile
+    from ._temporary_files import allocate_file as allocate_file
     from ._temporary_files import read_unreplaced as read_unreplaced
 else:
     __getattr__ = lazy_names(
@@ -168,7 +170,7 @@ else:
             "td_core._checksums": ["Checksum"],
             "td_core._regular_files": ["check_regular", "open_regular"],
             "td_core._temporary_files": [
-                "NewDirectory", "NewFile", "read_unreplaced",
+                "NewDirectory", "NewFile", "allocate_file", "read_unreplaced",
             ],
         },
     )[0]  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 from td_core import StoredTensor
 from td_core.array_formats import PlannedArray, as_storable
 from td_core.errors import LockedError
-from td_core.spi import Checksum, NewFile, make_reporter, run_in_background, show_path
+from td_core.spi import Checksum, NewFile, allocate_file, make_reporter, run_in_background, show_path
 from td_core.typing import Progress
 
 from ._datasets import (
@@ -122,7 +122,7 @@ def create_new(data: object, path: Location, options: Mapping[str, object]) -> N
     place = os.fspath(path)
     if os.path.lexists(place):
         raise FileExistsError(f"cannot create {place!r}: it exists")
-    _write_new(place, fill)
+    _write_new(place, fill, blank=True)
 
 
 def check_replaceable(group: h5py.Group) -> None:
@@ -141,13 +141,17 @@ def _write_group(group: h5py.Group, fill: Callable[[object], None]) -> None:
     group.file.flush()
 
 
-def _write_new(path: str, fill: Callable[[object], None], durable: bool = False) -> None:
+def _write_new(
+    path: str, fill: Callable[[object], None], durable: bool = False, *, blank: bool = False
+) -> None:
     with NewFile(path) as new:
         file = create_file(new.temporary, make_access())
         try:
             fill(file)
         finally:
             close_file(file)
+        if blank:
+            allocate_file(new.fd, os.fstat(new.fd).st_size)
         new.commit(durable=durable)
 
 

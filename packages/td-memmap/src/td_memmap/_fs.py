@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from td_core.errors import FormatError
-from td_core.spi import visit
+from td_core.spi import allocate_file, visit
 
 from . import _file_names
 
@@ -80,7 +80,7 @@ def write_at(fd: int, data: Buffer, offset: int) -> None:
 def reserve(fd: int, nbytes: int) -> None:
     """Allocate ``nbytes`` bytes of disk space for an open file, so that no write to its mapping can fail."""
     if nbytes:
-        os.posix_fallocate(fd, 0, nbytes)
+        allocate_file(fd, nbytes)
 
 
 def open_anonymous() -> int:

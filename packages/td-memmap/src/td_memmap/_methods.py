@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -132,11 +132,12 @@ class CreateOptions(MemmapLikeOptions):
     return_early: bool = field(default=False, init=False)
     share_non_tensor: bool = field(default=False, init=False)
     existsok: bool = False
+    sparse: ClassVar[bool] = False
 
 
 @takes(CreateOptions)
 def create_memmap(like: Any, options: CreateOptions) -> TensorCollection:
-    """Create sparse files of zeros; see ``td_core.create``. ``existsok=True`` opens a save of the same structure."""
+    """Create files of zeros, with space for all elements; ``existsok=True`` opens a save of the same structure."""
     return _plan_mapping(like, options)()
 
 

@@ -201,7 +201,7 @@ class _Writer:
     def _fill(self, file: LeafFile, fd: int, path: str) -> None:
         try:
             if self.options.like and file.leaf is not None:
-                _fs.set_size(fd, file.nbytes)
+                (_fs.set_size if self.options.sparse else _fs.reserve)(fd, file.nbytes)
                 self.report(file.nbytes)
             else:
                 self._write_elements(file, fd)

@@ -6,6 +6,7 @@ tensorstore reads and writes arrays of version 3 in local directories. zarr-pyth
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import itertools
 import os
@@ -53,6 +54,9 @@ def _name_array(objects: Objects, info: ArrayInfo) -> Iterator[None]:
     except (TensorDictError, OSError) as error:
         if isinstance(error, OSError) and not isinstance(objects, LocalObjects):
             raise  # such as of a network
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = f"cannot write the array {info.name!r}: {os.strerror(error.errno)}"
+            raise OSError(error.errno, what, objects.where) from error
         raise FormatError(f"{objects.where}: the array {info.name!r}: {error}") from error
     except Exception as error:  # codecs raise errors of all kinds for damaged chunks
         raise FormatError(f"{objects.where}: the array {info.name!r} is damaged: {error}") from error

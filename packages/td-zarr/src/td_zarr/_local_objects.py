@@ -13,7 +13,7 @@ import zarr
 import zarr.storage
 
 from td_core.errors import FormatError
-from td_core.spi import NewFile, set_module
+from td_core.spi import NewFile, allocate_file, set_module
 
 from ._group_locks import GroupLock, lock_directory
 from ._zarr_objects import Objects
@@ -143,7 +143,7 @@ class LocalObjects(Objects):
             return file.readall()
 
     def put_same(self, keys: Sequence[str], content: bytes) -> None:
-        """Write files; those of zeros take no space on most file systems."""
+        """Write files with the same content."""
         is_blank = content.count(0) == len(content)
         for key in keys:
             if is_blank:
@@ -152,9 +152,13 @@ class LocalObjects(Objects):
                 self.put(key, [content])
 
     def extend(self, key: str, size: int) -> None:
-        """Write a file of zeros."""
+        """Write a file of zeros, with space for what will be written to a mapping of it."""
         self.put(key, [])
-        os.truncate(self.locate(key), size)
+        fd = self.open_file(key, os.O_WRONLY)
+        try:
+            allocate_file(fd, size)
+        finally:
+            os.close(fd)
 
     def put(self, key: str, buffers: Sequence[Any]) -> None:
         """Write a file."""

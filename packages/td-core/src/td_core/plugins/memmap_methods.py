@@ -47,6 +47,7 @@ class MemmapOptions:
     #: True if the collection itself is mapped, and True if the files are created empty.
     inplace: ClassVar[bool] = False
     like: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
 
     @property
     def is_robust(self) -> bool:
@@ -71,6 +72,7 @@ class MemmapLikeOptions(MemmapOptions):
     atomic: bool = field(default=False, init=False)
     checksums: bool = field(default=False, init=False)
     like: ClassVar[bool] = True
+    sparse: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, eq=False)
