@@ -404,3 +404,23 @@ def test_write_of_values_in_other_kinds_raises(path: Path) -> None:
         stored["s"][0] = make("new")["s"][0]
     stored["s"] = make("new")["s"]
     assert stored["s"][0]["v"] == load(path)["s"][0]["v"] == "new"
+
+
+def test_set_named_entry_names_dims_in_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    save(TensorDict({"a": torch.ones(5), "n": TensorDict({"b": torch.ones(5)}, [5])}, [5]), path)
+    live: Any = from_h5(path, mode="r+")
+    named = TensorDict({"y": torch.zeros(5, 3)}, [5, 3], names=["time", "space"])
+    live["n", "m"] = named
+    live.close()
+    stored = load(path)
+    assert (stored.names, stored["n"].names, stored["n", "m"].names) == (
+        ["time"],
+        ["time"],
+        ["time", "space"],
+    )
+    live = from_h5(path, mode="r+")
+    with pytest.raises(ValueError, match="'space' is that of another dim"):
+        live.names = ["space"]
+    live.close()
+    assert load(path).names == ["time"]

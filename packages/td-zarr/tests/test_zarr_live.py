@@ -228,3 +228,19 @@ def test_change_killed_at_any_moment_leaves_group_that_loads(path: Path, td: Ten
         assert (found.select("a", "n") == td).all()
         if "x" in found.keys():
             assert found["x"].min() == found["x"].max()
+
+
+def test_set_named_entry_names_dims_in_group(tmp_path: Path) -> None:
+    path = tmp_path / "x.zarr"
+    save(TensorDict({"a": torch.ones(5), "n": TensorDict({"b": torch.ones(5)}, [5])}, [5]), path)
+    live: Any = from_zarr(path, mode="r+")
+    live["n", "m"] = TensorDict({"y": torch.zeros(5, 3)}, [5, 3], names=["time", "space"])
+    stored = load(path)
+    assert (stored.names, stored["n"].names, stored["n", "m"].names) == (
+        ["time"],
+        ["time"],
+        ["time", "space"],
+    )
+    with pytest.raises(ValueError, match="'space' is that of another dim"):
+        live.names = ["space"]
+    assert load(path).names == ["time"]

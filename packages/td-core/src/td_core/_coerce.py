@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ._arrays import as_tensor
 from ._collection import Child, Core, get_lead, make_dense, show_path
+from ._dim_names import lift_names
 from ._keys import unravel_key_to_tuple
 from ._public_names import set_module
 from ._type_names import NamedTypes, find_imported, is_type_name
@@ -333,6 +334,7 @@ def build_nested(
     if not torch.compiler.is_compiling():  # torch.compile cannot trace id() before torch 2.13
         seen = {id(source)} if seen is None else seen
     ndim = len(batch_size)
+    is_named = False
     fitting: torch.Size | None = None
     # By hand: the row `from_dict` of benchmarks/ops.py.
     while todo:
@@ -359,6 +361,7 @@ def build_nested(
                 del todo[first:]
             if content is None or (get_content is None and type(key) is not str):
                 node._set_path(key, value, prefix)
+                is_named = is_named or node._names is not None
                 continue
             below = (*prefix, key) if type(key) is str else (*prefix, *unravel_key_to_tuple(key))
             if seen is not None:
@@ -376,6 +379,9 @@ def build_nested(
             else:
                 child = build_nested(content, batch_size, device, below, get_content, seen)
                 node._set_path(key, child, prefix)
+                is_named = is_named or node._names is not None
+    if is_named:
+        lift_names(root)
     return root
 
 

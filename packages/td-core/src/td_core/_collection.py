@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, overload
 import torch
 from torch import Tensor
 
-from ._dim_names import set_batch_size
+from ._dim_names import lift_names, set_batch_size
 from ._dtypes import ScalarBeside
 from ._foreach import PLAIN
 from ._keys import suggest_keys
@@ -328,15 +328,21 @@ class Core(ABC):
     def _change_batch_size(self, batch_size: torch.Size) -> None:
         """Check that all leaves start with ``batch_size``, then store it here and in nested nodes with a shorter one."""
         self._check_batch_size(batch_size)
-        ndim, default = len(batch_size), Core._change_batch_size
+        ndim, default, is_named = len(batch_size), Core._change_batch_size, False
         for node, _, entries in walk_levels(self):
             set_batch_size(node, batch_size)
             for key, child in list(entries.items()):
-                if isinstance(child, Tensor) or child.batch_size[:ndim] == batch_size:
+                if isinstance(child, Tensor):
+                    del entries[key]
+                    continue
+                is_named = is_named or child._names is not None
+                if child.batch_size[:ndim] == batch_size:
                     del entries[key]
                 elif child._is_value or type(child)._change_batch_size is not default:
                     child._change_batch_size(batch_size)
                     del entries[key]
+        if is_named:
+            lift_names(self)
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         """Raise BatchSizeError unless the shape of every leaf starts with ``batch_size``."""

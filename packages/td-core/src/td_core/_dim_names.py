@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from ._walks import walk
+from ._walks import list_nested, visit, walk
 from .errors import DimNamesError, StructureError
 from .typing import Names
 
@@ -59,6 +60,66 @@ def refuse_repeated(name: str | None, members: Iterable[Core]) -> None:
                 f"the stack dim cannot be named {name!r}: a member, or a level below one, has the names "
                 f"{list(names)}, and dim names must be unique"
             )
+
+
+def check_tails(root: Core, names: Names, path: tuple[str, ...] = ()) -> None:
+    """Raise DimNamesError if a node from ``root`` on, which is at ``path``, has one of its new names for another dim."""
+
+    def step(node: Core, ndim: int, path: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
+        left = node._names or ()
+        repeated = [name for name in left[ndim:] if name is not None and name in names]
+        if repeated:
+            raise DimNamesError(
+                f"the dims cannot have the names {list(names)}: {f'key {path!r}' if path else 'a member'} has the dim "
+                f"names {list(left)}, of which {repeated[0]!r} is that of another dim; rename() one of both"
+            )
+        stacked = node._members_and_dim()
+        if stacked is not None:
+            yield from ((member, ndim - (stacked[1] < ndim), path) for member in stacked[0])
+        elif not node._is_value:
+            for key, child in dict(node._children()).items():
+                if not isinstance(child, Tensor):
+                    yield child, ndim, (*path, key)
+
+    visit(step, root, len(names), path)
+
+
+def join_names(node: Core, entry: Core, names: Names | None) -> Names | None:
+    """Return the dim names of a node with ``names`` in which an entry will be stored: for dims without one those of the entry."""
+    added = entry._names
+    if added is None or added[: len(node.batch_size)] == names:
+        return names
+    ndim = len(node.batch_size)
+    joined = [a if a is not None else b for a, b in zip(names or (None,) * ndim, added)]
+    result = check_names(joined, ndim)
+    if result is not None and result != names:
+        check_tails(node, result)
+    return result
+
+
+def take_names(node: Any, entry: Core) -> None:
+    """Give a node the dim names of an entry, for its dims without a name."""
+    if entry._names is not None and (joined := join_names(node, entry, node._names)) != node._names:
+        node._set_names(joined)
+
+
+def name_stack_dim(entry: Any, dim: int, name: str, key: str) -> None:
+    """Name the stack dim of an entry that was read from a lazy stack. Raise DimNamesError if another dim has that name."""
+    names = list(entry._names or (None,) * len(entry.batch_size))
+    names[dim] = name
+    if names.count(name) > 1:
+        raise DimNamesError(
+            f"two dims of key {key!r} would have one name, {names}: that of the stack dim, {name!r}, is also in a member; "
+            "rename() one of both"
+        )
+    entry._names = tuple(names)
+
+
+def lift_names(root: Core) -> None:
+    """Give each node the dim names of the nodes below it, for its dims without a name."""
+    for node in reversed([*walk(root)]):
+        for child in () if node._members_and_dim() is not None else list_nested(node):
+            take_names(node, child)
 
 
 def resize_names(names: Names | None, ndim: int) -> Names | None:

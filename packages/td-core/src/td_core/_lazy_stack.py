@@ -25,7 +25,7 @@ from ._collection import (
     unwrap_entry,
 )
 from ._devices import as_device
-from ._dim_names import names_of_stack, refuse_repeated, set_batch_size
+from ._dim_names import check_tails, name_stack_dim, names_of_stack, refuse_repeated, set_batch_size
 from ._dtypes import ScalarBeside, as_scalar
 from ._element_plans import Where
 from ._from_python import from_list
@@ -98,7 +98,7 @@ class LazyStackedTensorDict(LazyStackOps):
                 f"batch_size {list(provided)} was given, the members make {list(self.batch_size)}"
             )
         if names is not None:
-            self._names = names_of_stack(names, len(self.batch_size), dim, stack_dim_name)
+            self._set_names(names_of_stack(names, len(self.batch_size), dim, stack_dim_name))
         elif stack_dim_name is not None:
             refuse_repeated(stack_dim_name, members)
 
@@ -275,6 +275,8 @@ class LazyStackedTensorDict(LazyStackOps):
     def _set_names(self, names: Names | None) -> None:
         ndim = len(self.batch_size)
         left = self._names or (None,) * ndim
+        if names is not None:
+            check_tails(self, names)
         self._set_stack_names(names + left[len(names) :] if names else None)
 
     def _common_keys(self) -> list[str]:
@@ -308,8 +310,7 @@ class LazyStackedTensorDict(LazyStackOps):
         else:
             value = first._stack_lazily(entries, dim, (self, key))
             if self._stack_dim_name is not None:
-                names = value._names or (None,) * len(value.batch_size)
-                value._names = (*names[:dim], self._stack_dim_name, *names[dim + 1 :])
+                name_stack_dim(value, dim, self._stack_dim_name, key)
         return value if self._hook_out is None else self._hook_out(value)
 
     def _peek_child(self, key: str) -> Child:

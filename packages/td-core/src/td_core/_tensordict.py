@@ -32,7 +32,7 @@ from ._collection import (
     unwrap_entry,
 )
 from ._devices import as_device
-from ._dim_names import check_names, resize_names
+from ._dim_names import check_names, resize_names, take_names
 from ._dtypes import ScalarBeside
 from ._foreach import PLAIN, foreach, make_op
 from ._indexing import plan_index
@@ -152,7 +152,7 @@ class TensorDict(TensorDictBase):
 
     def _fill(self, source: Mapping[Any, object], non_blocking: bool) -> None:
         """Check and store the entries of a mapping, with a fast path for plain tensors under string keys."""
-        data, size, device, names = self._dict, self._batch_size, self._device, self._names
+        data, size, device = self._dict, self._batch_size, self._device
         ndim = len(size)
         fitting: torch.Size | None = None
         for key, value in source.items():
@@ -174,11 +174,15 @@ class TensorDict(TensorDictBase):
                             data[key] = value
                             fitting = shape
                             continue
-                elif type(value) is dict and names is None:
-                    data[key] = build_nested(value, size, None, (key,))
+                elif type(value) is dict and self._names is None:
+                    data[key] = entry = build_nested(value, size, None, (key,))
+                    if entry._names is not None:
+                        take_names(self, entry)
                     continue
             # Skip the check for cycles: no node can contain this one while it is under construction.
-            data[key] = coerce_for(self, value, (key,), non_blocking)
+            data[key] = child = coerce_for(self, value, (key,), non_blocking)
+            if not isinstance(child, Tensor):
+                take_names(self, child)
 
     def _fill_nested(
         self, source: Mapping[object, object], key: Any, value: object, non_blocking: bool

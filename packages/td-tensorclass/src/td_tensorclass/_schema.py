@@ -289,7 +289,7 @@ class Schema(EntrySchema):
 
         A value that only some members of a lazy stack have is None in the others; KeyMismatchError for a tensor or collection.
         """
-        present = node._children()
+        present: Mapping[str, Tensor | Node | None] = node._children()
         if type(present) is not dict and any(name not in present for name in self.names):
             members = iter(with_none([holder._inner() for (holder,) in node._zip_members()]))
             present = super().list_entries(node._inner()._map_members(lambda _: next(members)))

@@ -299,9 +299,8 @@ class NonTensorNode(ValueNode):
         size, compare = self._batch_size, _COMPARISONS[single]
         if _holds_rows_of(other, self):
             return self._nest_values(len(other._batch_size))._compare(other, single)  # type: ignore[no-any-return]
-        if _holds_rows_of(self, other):
-            other = other._nest_values(len(size))
-        results = [compare(a, b) for a, b in zip(self._expand_values(size), other._expand_values(size))]
+        right: Any = other._nest_values(len(size)) if _holds_rows_of(self, other) else other
+        results = [compare(a, b) for a, b in zip(self._expand_values(size), right._expand_values(size))]
         return torch.tensor(results, dtype=torch.bool, device=self._device or "cpu").view(size)
 
     def _with_children(

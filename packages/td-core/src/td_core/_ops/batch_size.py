@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, CoreT
-from .._dim_names import set_batch_size
+from .._dim_names import lift_names, set_batch_size
 from .._ragged import get_display_shape
 from .._walks import has_entries
 from ..errors import BatchSizeError
@@ -50,6 +50,8 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
             sizes[position] = sizes[parent] if parent >= 0 else node.batch_size
         _set_value_batch_size(node, torch.Size(sizes[position]))
         set_batch_size(node, torch.Size(sizes[position]))
+    if any(node._names is not None for node, _ in levels):
+        lift_names(root)
 
 
 def _infer_from_leaves(levels: list[tuple[Core, int]], batch_dims: int | None, kept: int | None) -> list[Any]:

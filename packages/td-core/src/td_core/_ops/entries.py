@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor, strided
@@ -21,7 +22,7 @@ from .._collection import (
     show_path,
     unwrap_entry,
 )
-from .._dim_names import inherit_names
+from .._dim_names import inherit_names, join_names, take_names
 from .._keys import is_key, unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import (
@@ -36,7 +37,7 @@ from .._ragged import convert_form, find_holders, list_distinct_members
 from .._settings import SETTINGS
 from .._walks import has_entries, list_holders, visit
 from .._writes.update import write_entry
-from ..errors import KeyPathError, KeyThroughLeafError, StructureError, TensorDictError
+from ..errors import DimNamesError, KeyPathError, KeyThroughLeafError, StructureError, TensorDictError
 from ..typing import NO_DEFAULT, NestedKey
 from .parameter_writes import write_unrecorded
 from .uneven import pair_rows
@@ -168,21 +169,27 @@ class EntryMixin(Core):
             if not isinstance(entry, Tensor):
                 check_cycle(node, entry, (*prefix, key))
             node._set_child(key, entry)
+            if not isinstance(entry, Tensor):
+                take_names(node, entry)
             return
         path = unravel_key_to_tuple(key)
         node = self
+        above: list[Core] = []
         for depth, part in enumerate(path[:-1]):
             try:
                 child = node._get_writable(part)
             except KeyError:
                 _set_new(node, path[depth:], value, prefix + path[:depth], non_blocking)
+                _name_parents(above, node)
                 return
             if not has_entries(child):
                 raise KeyThroughLeafError(
                     f"{show_path(prefix + path[: depth + 1])} is not a collection, so {show_path(prefix + path)} cannot be set"
                 )
+            above.append(node)
             node = child
         node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
+        _name_parents(above, node)
 
     def set_(self, key: NestedKey, item: object, *, non_blocking: bool = False) -> Self:
         """Copy a value into an existing entry, in place; allowed on a locked collection.
@@ -501,9 +508,19 @@ def _set_new(
     entry = coerce_for(node, value, prefix + path, non_blocking)
     if not isinstance(entry, Tensor):
         check_cycle(node, entry, prefix + path)
+    names = node._names if isinstance(entry, Tensor) else join_names(node, entry, node._names)
     for part in reversed(path[1:]):
-        entry = make_dense({part: entry}, node.batch_size, node.device, node._names)
+        entry = make_dense({part: entry}, node.batch_size, node.device, names)
     add_nested(node, path[0], entry)
+    if not isinstance(entry, Tensor):
+        take_names(node, entry)
+
+
+def _name_parents(parents: list[Core], node: Core) -> None:
+    """Give parents the dim names of a node below them, unless another entry has one of these names for another dim."""
+    with suppress(DimNamesError):
+        for parent in reversed(parents if node._names is not None else ()):
+            take_names(parent, node)
 
 
 def _set_rows(
@@ -602,9 +619,12 @@ def get_default(node: Core, key: NestedKey, default: object = NOT_GIVEN) -> Any:
 
 
 def coerce_for(node: Core, value: object, path: tuple[str, ...], non_blocking: bool) -> Child:
-    """Convert ``value`` to an entry of this collection; a nested collection inherits the dim names."""
+    """Convert ``value`` to an entry of this collection; a nested collection inherits the dim names.
+
+    The caller gives the collection the names of the entry, with ``take_names``, once it is stored.
+    """
     entry = coerce(value, node.batch_size, node.device, path, non_blocking=non_blocking)
-    names = node._names
-    return (
-        entry if names is None or isinstance(entry, Tensor) else inherit_names(entry, names, show_path(path))
-    )
+    if isinstance(entry, Tensor):
+        return entry
+    names = node._names if entry._names is None else join_names(node, entry, node._names)
+    return entry if names is None else inherit_names(entry, names, show_path(path))

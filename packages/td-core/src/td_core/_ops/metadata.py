@@ -21,7 +21,7 @@ from .._collection import (
     unwrap_entry,
 )
 from .._devices import set_device_labels
-from .._dim_names import check_names
+from .._dim_names import check_names, check_tails
 from .._keys import unravel_key_to_tuple
 from .._locking import check_no_entry
 from .._nested_components import get_parts
@@ -111,6 +111,8 @@ class MetadataMixin(Core):
         """Store checked names on this node, and on the leading dims of every node below."""
         root: Any = self._inner()
         ndim = len(self.batch_size)
+        if names is not None:
+            check_tails(root, names)
 
         def below(node: Core) -> list[Any]:
             # The setter of a lazy stack already passed the names to its members, without the stack dim.

@@ -386,14 +386,14 @@ def _value_as_tensor(value: Core, beside: Tensor, key: str | None) -> Tensor:
     return align_dims(made, beside.ndim, len(size))
 
 
-def pair_unset(left: Core, right: Core, path: tuple[str, ...]) -> list[tuple[str, Core, Any]]:
+def pair_unset(left: Core, right: Core, path: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
     """Pair each value that the other node lacks with None, if the class of that node declares the entry.
 
     Raise KeyMismatchError for any other key that only one of the nodes has.
     """
     wanted, actual = left._children(), right._children()
     coercer = COERCERS.get_fallback()
-    pairs: list[tuple[str, Core, Any]] = []
+    pairs: list[tuple[str, Any, Any]] = []
     for key in () if wanted.keys() == actual.keys() else sorted(wanted.keys() ^ actual.keys()):
         held, lacking = (wanted[key], right) if key in wanted else (actual[key], left)
         declared = {**lacking._schema.list_entries(lacking)}

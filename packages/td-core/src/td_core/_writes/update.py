@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from .._collection import (
     missing_key_error,
     show_path,
 )
-from .._dim_names import inherit_names, set_batch_size
+from .._dim_names import check_tails, inherit_names, join_names, lift_names, set_batch_size
 from .._foreach import PLAIN
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
@@ -31,8 +32,8 @@ from .._ops.key_trees import KeyTree, filter_entries, parse_requested_keys
 from .._ops.uneven import pair_rows
 from .._torch_private import functorch_level
 from .._walks import has_entries
-from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
-from ..typing import NestedKey
+from ..errors import BatchSizeError, DimNamesError, KeyThroughLeafError, StructureError
+from ..typing import Names, NestedKey
 from .check import check_copied, is_sealed
 from .pair import Through, is_node, list_pairs, split_pair, try_copy_whole
 from .run import Transaction
@@ -46,6 +47,15 @@ Level = tuple[object, object, KeyTree | None, Path]
 
 
 @dataclass(slots=True)
+class NamedNode:
+    """A node that gets entries with dim names, its dim names after the update, and these entries."""
+
+    node: Core
+    names: Names | None
+    entries: list[tuple[Core, Path]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Update:
     """The rules of one update: :meth:`read` checks a source and adds its writes to the transaction ``writes``."""
 
@@ -55,6 +65,7 @@ class Update:
     is_leaf: IsLeaf | None = None
     resize: bool = False
     strict: bool = False
+    named: list[NamedNode] = field(default_factory=list)
 
     def read(
         self,
@@ -72,6 +83,8 @@ class Update:
         while todo:
             # Reverse the list, since todo is a stack: of several values of one key, the last must be written last.
             todo += [*self._read_level(*todo.pop())][::-1]
+        if self.named:
+            self.writes.change(self._set_names, root)
 
     def _read_level(self, node: Any, source: object, wanted: Any, path: Path) -> Iterator[Level]:
         """Add the writes of the leaves of one node, and return the levels below."""
@@ -170,14 +183,39 @@ class Update:
             self._store(node, key, entry)
             return
         check_cycle(node, entry, path)
-        if node._names is not None:
-            entry = inherit_names(entry, node._names, show_path(path))
+        names = (
+            node._names if entry._names is None and not self.named else self._join_names(node, entry, path)
+        )
+        if names is not None:
+            entry = inherit_names(entry, names, show_path(path))
         joins = joins and has_entries(entry) and not self._is_whole(entry)
         entry = entry._map(node._copy_stored) if self.clone else entry
         if joins:
             self.writes.change(add_nested, node, key, entry)
         else:
             self.writes.change(node._set_child, key, entry)
+
+    def _join_names(self, node: Core, entry: Core, path: Path) -> Names | None:
+        """Return the dim names of a node after the update with an entry, and remember them for later entries."""
+        held = node._inner()
+        place = next((place for place in self.named if place.node is held), None)
+        if place is None:
+            place = NamedNode(held, held._names)
+            self.named.append(place)
+        place.names = join_names(held, entry, place.names)
+        place.entries.append((entry, path))
+        names = place.names
+        for other, other_path in () if names is None else place.entries:
+            check_tails(other, names or (), other_path)
+        return names
+
+    def _set_names(self, root: Core) -> None:
+        """Give the nodes the names of their new entries, and their parents, unless these have one for another dim."""
+        for place in self.named:
+            if place.names is not None:
+                place.node._set_names(place.names)
+        with suppress(DimNamesError):
+            lift_names(root)
 
     def _store(self, node: Core, key: str, leaf: Tensor) -> None:
         self.writes.change(node._set_child, key, node._copy_stored(leaf) if self.clone else leaf)
