@@ -58,6 +58,7 @@ LAYERS = [
         "_inspection",
         "_background",
         "_command_line",
+        "_header_limits",
         "_regular_files",
         "_file_identity",
         "_temporary_files",

@@ -109,8 +109,22 @@ def test_select_keys_of_many_shared_members_ends() -> None:
             "values": [],
         }
     )
-    table = Encoded.of_header({"version": 1, "nodes": rows, "leaves": ["0"], "values": []}, "x.bin")
-    assert len(table.select_keys("a", "x.bin").nodes) == 61
+    assert len(Encoded(rows, ["0"], []).select_keys("a", "x.bin").nodes) == 61
+
+
+@pytest.mark.parametrize("depth", [13, 60, 20_000])
+def test_read_header_of_too_many_nodes_raises(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"kind": "TensorDict", "meta": {"batch_size": []}, "members": [], "values": []}
+    rows: list[Any] = [{**row, "entries": [["l", i + 1], ["r", i + 1]]} for i in range(depth)]
+    header = {"version": 1, "nodes": [*rows, {**row, "entries": []}], "leaves": [], "values": []}
+    most = max(10_000, depth + 1)
+    with pytest.raises(
+        FormatError, match=f"x.bin: its header describes more than {most} nodes.*TD_MAX_NODES"
+    ):
+        Encoded.of_header(header, "x.bin")
+    if depth == 13:
+        monkeypatch.setenv("TD_MAX_NODES", "20000")
+        assert len(list(Encoded.of_header(header, "x.bin").build([], "x.bin").keys(True))) == 2**14 - 2
 
 
 def test_leaf_paths_without_members_are_keys() -> None:
@@ -154,7 +168,57 @@ DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "late node": (edit(["nodes", 1, "entries", 1, 1], 99), "refers to 99"),
     "bool": (edit(["nodes", 1, "entries", 1, 1], True), "refers to True"),
     "value": (edit(["nodes", 0, "values"], [["v", 0]]), "value 'v' of node 0 refers to 0"),
+    "writer": (edit(["nodes", 0, "from"], 1), "node 0 was written by 1"),
 }
+
+STACK, DENSE = "LazyStackedTensorDict", "TensorDict"
+#: Kinds and metadata of a node without entries that no collection has.
+IMPOSSIBLE = {
+    "rows of an empty stack": (STACK, {"batch_size": [1 << 40], "stack_dim": 0}),
+    "sizes of an empty stack": (STACK, {"batch_size": [], "stack_dim": 0}),
+    "far stack dim": (STACK, {"batch_size": [], "stack_dim": 1 << 40}),
+    "negative stack dim": (STACK, {"batch_size": [0], "stack_dim": -1}),
+    "stack dim": (STACK, {"batch_size": [0], "stack_dim": "0"}),
+    "no size of the stack dim": (STACK, {"stack_dim": 1}),
+    "name of the stack dim": (STACK, {"batch_size": [0], "stack_dim": 0, "stack_dim_name": 7}),
+    "names": (DENSE, {"batch_size": [3], "names": [7]}),
+    "number of names": (DENSE, {"batch_size": [3], "names": ["x", "y"]}),
+    "repeated names": (DENSE, {"batch_size": [3, 3], "names": ["x", "x"]}),
+    "huge size": (DENSE, {"batch_size": [1 << 63]}),
+    "negative size": (DENSE, {"batch_size": [-1]}),
+    "bool": (DENSE, {"batch_size": [True]}),
+    "float": (DENSE, {"batch_size": [1.0]}),
+    "text": (DENSE, {"batch_size": ["3"]}),
+    "object": (DENSE, {"batch_size": {"0": 1}}),
+    "number": (DENSE, {"batch_size": 3}),
+    "device": (DENSE, {"batch_size": [], "device": "x"}),
+}
+
+
+@pytest.mark.parametrize(("kind", "meta"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_build_node_with_impossible_metadata_raises(kind: str, meta: Any) -> None:
+    row = {"kind": kind, "meta": meta, "entries": [], "members": [], "values": []}
+    parent = {**row, "kind": DENSE, "meta": {"batch_size": []}, "entries": [["n", 1]]}
+    header = {"version": 1, "nodes": [parent, row], "leaves": [], "values": []}
+    with pytest.raises(
+        FormatError, match=f"x.bin: key 'n', of the kind '{kind}' cannot be put together|x.bin: a lazy stack"
+    ):
+        Encoded.of_header(header, "x.bin").build([], "x.bin")
+
+
+@pytest.mark.parametrize(("size", "dim"), [([0], 0), ([0, 1 << 40], 0), ([3, 0], 1)])
+def test_build_empty_stack_keeps_its_batch_size(size: list[int], dim: int) -> None:
+    row = {
+        "kind": STACK,
+        "meta": {"batch_size": size, "stack_dim": dim},
+        "entries": [],
+        "members": [],
+        "values": [],
+    }
+    found = Encoded.of_header({"version": 1, "nodes": [row], "leaves": [], "values": []}, "x.bin").build(
+        [], "x.bin"
+    )
+    assert (found.batch_size, found.stack_dim) == (torch.Size(size), dim)
 
 
 @pytest.mark.parametrize(("change", "message"), DAMAGE.values(), ids=DAMAGE)

@@ -455,3 +455,23 @@ def test_from_any_of_a_dataset_is_its_tensor_or_value(path: Path) -> None:
         assert TensorDict({"a": file["a"], "b": {"c": file["a"]}}, [3])["b", "c"].tolist() == [0, 1, 2]
         with pytest.raises(FormatError, match="'/x' is not a part of the collection: torch has no dtype"):
             td_core.from_any({"x": file["x"]})
+
+
+@pytest.mark.parametrize("depth", [45, 4])
+def test_groups_that_are_linked_twice_are_bounded(
+    depth: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TD_MAX_NODES", "100")
+    with h5py.File(path, "w") as file:
+        group = file
+        for _ in range(depth):
+            below = group.create_group("a")
+            group["b"] = below
+            group = below
+        group["x"] = np.zeros(2)
+    if depth == 4:
+        assert len(list(load(path).keys(True, True))) == 2**depth
+        return
+    for read in (load, inspect, td_core.open):
+        with pytest.raises(FormatError, match=r"describes more than \d+ nodes and leaves.*TD_MAX_NODES"):
+            read(path)

@@ -211,3 +211,12 @@ def test_load_jagged_leaf_with_wrong_offsets_raises(offsets: list[int], lengths:
     path.write_bytes(content)
     with pytest.raises(FormatError, match="'x'.*offsets do not fit its values"):
         load(path)
+
+
+@pytest.mark.parametrize("shape", [[1 << 63, 0], [0, 1 << 70], [0, *[1] * 64]])
+def test_load_empty_tensor_of_impossible_shape_raises(shape: list[int], path: Path) -> None:
+    text = json.dumps({"z": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    for read in (load, td_core.open, td_core.inspect):
+        with pytest.raises(FormatError, match=f"{path.name}: the row of the tensor 'z' is damaged"):
+            read(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import sys
 import types
 from collections.abc import Iterator
@@ -247,3 +248,53 @@ def test_load_undefined_tensorclass_names_what_to_do(
     result = load(path, strict=False)
     assert type(result["p"]) is TensorDict
     assert result["p", "x"].tolist() == [1, 1]
+
+
+def write_reference(path: Path, level: Any, **shapes: list[int]) -> None:
+    """Write a file of zeros with the header of tensordict."""
+    header: dict[str, Any] = {"__metadata__": {"tensordict": json.dumps({"version": 1, "root": level})}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+MANY = {"batch_size": [10**9], "names": None, "stack_dim": 0}
+FEW = {"batch_size": [2], "names": None, "stack_dim": 0}
+
+
+@pytest.mark.parametrize(
+    ("level", "shapes", "message"),
+    [
+        ({**MANY, "keys": {"a": {"tensor": "a"}}}, {"a": [3]}, "a stack of 1000000000 along dim 0 has 'a' of the shape"),
+        ({**MANY, "keys": {"a": {"tensor": "a"}}}, {"a": [10**9, 0]}, "describes more than 10000 nodes and leaves"),
+        ({**MANY, "keys": {}}, {}, "describes more than 10000 nodes and leaves"),
+        ({**MANY, "stack_dim": 2, "keys": {}}, {}, "IndexError"),
+        ({**MANY, "batch_size": [2**70], "keys": {}}, {}, "describes more than 10000 nodes and leaves"),
+        ({**FEW, "keys": {"n": {"td": {**FEW, "keys": {"a": {"tensor": "a"}}}}}}, {"a": [1]}, "its place in the header"),
+    ],
+)  # fmt: skip
+def test_load_stack_of_impossible_size_raises(level: Any, shapes: Any, message: str, path: Path) -> None:
+    write_reference(path, level, **shapes)
+    with pytest.raises(FormatError, match=f"{path.name}: .*{message}"):
+        load(path)
+
+
+def test_load_stack_without_elements_needs_a_larger_limit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_reference(path, {**FEW, "batch_size": [6000], "keys": {"a": {"tensor": "a"}}}, a=[6000, 0])
+    with pytest.raises(FormatError, match="set the environment variable TD_MAX_NODES to a larger number"):
+        load(path)
+    monkeypatch.setenv("TD_MAX_NODES", "20000")
+    assert load(path).batch_size == (6000,)
+    monkeypatch.delenv("TD_MAX_NODES")
+    write_reference(path, {**FEW, "batch_size": [6000], "keys": {"a": {"tensor": "a"}}}, a=[6000, 1])
+    assert load(path)["a"].shape == (6000, 1)  # 24,000 bytes can hold as many members
+
+
+def test_load_empty_stack_has_its_batch_size(path: Path) -> None:
+    write_reference(path, {"batch_size": [3, 0], "names": None, "stack_dim": 1, "keys": {}})
+    assert load(path).batch_size == (3, 0)

@@ -116,8 +116,13 @@ def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
         if name not in ("hook_in", "hook_out") or not callable(hook):
             raise FormatError(f"a lazy stack has no {name} that is {hook!r}")
         setattr(stack, f"_{name}", hook)
-    if "batch_size" in meta and not members:
-        stack._empty_size = as_batch_size(record.read_field("batch_size", list))
+    if not members:
+        size = record.read_batch_size() if "batch_size" in meta else torch.Size((0,))
+        if size[dim : dim + 1] != (0,):
+            raise FormatError(
+                f"a lazy stack without members cannot have the batch size {list(size)} and the stack_dim {dim}"
+            )
+        stack._empty_size = size
         if record.read_field("device", str, _NONE) is not None:
             stack._set_device(torch.device(meta["device"]))
     if record.read_field("locked", bool, _NONE):

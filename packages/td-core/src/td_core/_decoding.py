@@ -12,7 +12,7 @@ from ._collection import Core, show_path
 from ._devices import fix_decoded_devices
 from ._nodes import KINDS, Encoded, NodeKind, Row, find_subclass, get_key_path, user_class
 from ._records import Record
-from .errors import FormatError, MissingPluginError, TensorDictError
+from .errors import FormatError, MissingPluginError, StructureError
 
 if TYPE_CHECKING:
     from ._base import TensorCollection
@@ -61,9 +61,9 @@ def decode_all(
         record.cls = cls
         try:
             nodes[position] = kind.node_of(record)
-        except TensorDictError:
-            raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, (FormatError, MissingPluginError, StructureError)):
+                raise
             writer = f", written by {row['from']!r}," if "from" in row else ""
             raise FormatError(
                 f"{_format_place(encoded.nodes, position)}, of the kind {row['kind']!r}{writer} cannot be put together: "

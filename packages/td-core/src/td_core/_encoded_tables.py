@@ -20,6 +20,7 @@ from typing import Any
 from . import kinds
 from ._collection import show_path
 from ._decoding import decode
+from ._header_limits import get_most_nodes, refuse_nodes
 from ._inspection import Tree
 from ._keys import unravel_key_to_tuple
 from ._nodes import Encoded, Row, sort_topologically
@@ -84,6 +85,8 @@ def check_table(encoded: Encoded, where: str) -> None:
                 raise TypeError(
                     f"node {position} has the kind {row['kind']!r:.100} and the meta {row['meta']!r:.100}"
                 )
+            if not isinstance(row.get("from", ""), str):
+                raise TypeError(f"node {position} was written by {row['from']!r:.100}")
             for key, ref in chain(row["entries"], row["members"]):
                 if not isinstance(key, str):
                     raise TypeError(f"a key of node {position} is {key!r:.100}")
@@ -99,6 +102,19 @@ def check_table(encoded: Encoded, where: str) -> None:
                     raise ValueError(f"the value {name!r:.100} of node {position} refers to {ref!r:.100}")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{where}: the nodes of its header are damaged: {error!r}") from error
+    # A few rows that refer to each other repeatedly could expand to a tree of any size.
+    most = get_most_nodes(len(rows))
+    if _count_nodes(rows, most) > most:
+        raise refuse_nodes(where, most)
+
+
+def _count_nodes(rows: Sequence[Row], most: int) -> int:
+    """Return the number of nodes of the tree that rows describe, at most ``most + 1``; a node can have several parents."""
+    counts = [1] * len(rows)
+    for position in range(len(rows) - 1, -1, -1):  # children follow their parent
+        below = sum(counts[ref] for ref in _list_children(rows[position]))
+        counts[position] = min(1 + below, most + 1)
+    return counts[0]
 
 
 def select_keys(encoded: Encoded, keys: Iterable[NestedKey] | NestedKey | None, where: str) -> Encoded:

@@ -90,6 +90,17 @@ class Record:
             raise TypeError(f"its header says that {name} is {value!r}")
         return value
 
+    def read_batch_size(self) -> torch.Size:
+        """Return the batch size of the header.
+
+        Raises:
+            KeyError, TypeError, ValueError: the header is damaged.
+        """
+        sizes = self.read_field("batch_size", list)
+        if not {*map(type, sizes)} <= {int} or max(sizes, default=0) >= 1 << 63:
+            raise TypeError(f"its header says that batch_size is {sizes!r:.200}")
+        return as_batch_size(sizes)
+
     def read_header(self) -> Header:
         """Read a header that :meth:`of` made.
 
@@ -101,7 +112,7 @@ class Record:
         """
         device = self.read_field("device", str, _NONE)
         names = self.read_field("names", list, _NONE)
-        size = as_batch_size(self.read_field("batch_size", list))
+        size = self.read_batch_size()
         return Header(
             size,
             None if device is None else torch.device(device),

@@ -7,6 +7,7 @@ value. The batch size of a node has the dims that all of its leaves share.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, split_value
-from td_core.array_formats import TableBuilder, find_batch_sizes
+from td_core.array_formats import TableBuilder, find_batch_sizes, get_most_nodes
 from td_core.errors import FormatError
 from td_core.spi import STORABLE
 
@@ -25,6 +26,8 @@ from ._h5_files import convert_errors, show_error
 
 #: Attributes of tensordict: of a value for each row with its shape, and of a text.
 _STACK = "__tensordict_stack__"
+#: A group takes at least this many bytes of a file, unless it is linked more than once.
+_SMALLEST_GROUP = 64
 #: Attribute with the dtype of a leaf that HDF5 lacks.
 _DTYPE = "td_dtype"
 
@@ -59,7 +62,7 @@ def read_foreign(file: object, path: str, *, strict: bool | None, stacks: bool =
     Raises:
         FormatError: the file is damaged, or ``strict`` is True.
     """
-    reader = _Reader(path, strict, stacks)
+    reader = _Reader(path, h5py.h5i.get_file_id(file).get_filesize(), strict, stacks)
     with convert_errors(f"{path}: it, or one of its groups,"):
         reader.read_group(file)
     return reader.finish()
@@ -71,7 +74,7 @@ def read_foreign_dataset(dataset: h5py.Dataset, path: str) -> Foreign:
     Raises:
         FormatError: it is damaged, or a collection cannot have it.
     """
-    reader = _Reader(path, True, False)
+    reader = _Reader(path, 0, True, False)
     reader.name = dataset.name.strip("/")
     why = find_elsewhere(dataset.id, get_file_number(h5py.h5i.get_file_id(dataset.id)))
     if why is not None:
@@ -84,15 +87,17 @@ def read_foreign_dataset(dataset: h5py.Dataset, path: str) -> Foreign:
 class _Reader:
     """Builds the rows of a table, parents before children."""
 
-    def __init__(self, path: str, strict: bool | None, stacks: bool) -> None:
+    def __init__(self, path: str, nbytes: int, strict: bool | None, stacks: bool) -> None:
         self.path, self.strict, self.stacks = path, strict, stacks
-        self.builder = TableBuilder()
+        self.builder = TableBuilder(path, get_most_nodes(nbytes // _SMALLEST_GROUP))
         self.result = Foreign(self.builder.table)
         self.name = ""
         self.home: object = None
         #: The shapes that determine the batch size of each row, and the position of the row above.
         self.shapes: list[list[tuple[int, ...]]] = []
         self.above: list[int] = []
+        #: The addresses of groups by their row. A file can link a group many times, also below itself.
+        self.addresses: dict[int, Any] = {}
         #: Texts: position of their row, shape and elements.
         self.texts: list[tuple[int, tuple[int, ...], Any, bool]] = []
 
@@ -118,11 +123,10 @@ class _Reader:
         """Read the groups of a file, parents first."""
         root = h5py.Group(h5py.h5g.open(file, b"."))
         self.home = get_file_number(root.id)
-        todo: list[tuple[h5py.Group, str, int, frozenset[Any]]] = [
-            (root, "", self.add_row(-1, None, ""), frozenset([_get_address(root)]))
-        ]
+        todo = deque([(root, "", self.add_row(-1, None, ""))])
+        self.addresses[0] = _get_address(root)
         while todo:
-            group, above, position, addresses = todo.pop(0)
+            group, above, position = todo.popleft()
             for key in group:
                 self.name = name = f"{above}/{key}" if above else key
                 item = self._open_link(group, key)
@@ -130,12 +134,20 @@ class _Reader:
                     self.add_dataset(position, key, name, item)
                 elif isinstance(item, h5py.Group):
                     address = _get_address(item)
-                    if address in addresses:
+                    if self._is_within(position, address):
                         self.leave_out(name, "it is a group that contains itself")
                     else:
-                        todo.append((item, name, self.add_row(position, key, name), addresses | {address}))
+                        row = self.add_row(position, key, name)
+                        self.addresses[row] = address
+                        todo.append((item, name, row))
                 elif item is not None:
                     self.leave_out(name, f"it is a {type(item).__name__.lower()}")
+
+    def _is_within(self, position: int, address: Any) -> bool:
+        """Return True if a row, or one above it, is that of the group with an address."""
+        while position >= 0 and self.addresses.get(position) != address:
+            position = self.above[position]
+        return position >= 0
 
     def _open_link(self, group: h5py.Group, key: str) -> Any:
         link = group.get(key, getlink=True)

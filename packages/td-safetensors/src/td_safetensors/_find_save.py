@@ -210,7 +210,8 @@ def _describe(path: str, arrays: Arrays, metadata: Mapping[str, str]) -> Save:
                 f"{path}: the td header does not describe the tensors of the file; another program changed names or shapes"
             )
     elif "tensordict" in metadata:
-        table = read_reference(parse_json(metadata["tensordict"], f"{path}: the tensordict header"), path)
+        reference = parse_json(metadata["tensordict"], f"{path}: the tensordict header")
+        table = read_reference(reference, path, {name: array for name, (_, array) in arrays.items()})
         table.check_rows(path)
     else:
         return Save(path, arrays, build_foreign_table({name: array for name, (_, array) in arrays.items()}))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from td_core import spi
+from td_core.array_formats import read_shape
 from td_core.errors import FormatError
 
 #: The largest header that the format allows.
@@ -122,8 +123,12 @@ def _parse_row(name: str, row: Any, path: str) -> Array:
         for number in (*shape, begin, end):
             if type(number) is not int or number < 0:
                 raise ValueError("a size or position is not a natural number")
+        if begin == end:  # otherwise the elements take as many bytes
+            read_shape(shape)
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path}: the row of the tensor {name!r} is damaged: {row!r:.200}") from error
+        raise FormatError(
+            f"{path}: the row of the tensor {name!r} is damaged, {row!r:.200}: {error!r}"
+        ) from error
     known = DTYPES.get(dtype) if isinstance(dtype, str) else None
     if known is None:
         return Array(str(dtype), tuple(shape), begin, end)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from td_core import Encoded, kinds
-from td_core.array_formats import Stack, TableBuilder
+from td_core.array_formats import Stack, TableBuilder, get_most_nodes
 from td_core.errors import FormatError
 from td_core.spi import show_path
 
@@ -105,7 +105,7 @@ class _Writer:
         return {"td": self.write_level(ref, stacked, depth + 1)}
 
 
-def read_reference(header: Any, where: str) -> Encoded:
+def read_reference(header: Any, where: str, arrays: Mapping[str, Array]) -> Encoded:
     """Convert the header of tensordict to a table of nodes, with names of tensors as leaves.
 
     Raises:
@@ -114,7 +114,7 @@ def read_reference(header: Any, where: str) -> Encoded:
     if not isinstance(header, dict) or type(header.get("version")) is not int or header["version"] != 1:
         version = header.get("version") if isinstance(header, dict) else header
         raise FormatError(f"{where}: the tensordict header has the version {version!r:.100}; expected 1")
-    reader = _Reader()
+    reader = _Reader(where, arrays)
     try:
         reader.add_level(header["root"], None)
         while reader.todo:
@@ -129,8 +129,10 @@ def read_reference(header: Any, where: str) -> Encoded:
 class _Reader(TableBuilder):
     """Builds the rows of a table without recursion."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, where: str, arrays: Mapping[str, Array]) -> None:
+        # A stack of many members is described in few bytes, so they are compared with the tensors that have their rows.
+        super().__init__(where, get_most_nodes(sum(array.nbytes for array in arrays.values())))
+        self.arrays = arrays
         #: Levels to read: position of their row, level, selected member of a stack, key path.
         self.todo: list[tuple[int, Any, tuple[int, int] | None, tuple[str, ...]]] = []
         self.path: tuple[str, ...] = ()
@@ -147,11 +149,12 @@ class _Reader(TableBuilder):
         dim = level.get("stack_dim")
         if selected is None and dim is not None:
             count = size[dim]
+            self.check_rows(level, dim, count)
             meta: dict[str, Any] = {"stack_dim": dim}
             if names is not None and names[dim] is not None:
                 meta["stack_dim_name"] = names[dim]
             if not count:
-                meta["batch_size"] = [*size[:dim], *size[dim + 1 :]]
+                meta["batch_size"] = size
             stack = self.add_row("LazyStackedTensorDict", meta)
             for i in range(count):
                 self.rows[stack]["members"].append([str(i), self.add_level(level, (dim, i))])
@@ -165,6 +168,15 @@ class _Reader(TableBuilder):
         position = self.add_row("TensorDict", meta)
         self.todo.append((position, level, selected, self.path))
         return position
+
+    def check_rows(self, level: Any, dim: Any, count: int) -> None:
+        """Raise ValueError if a tensor of a stack does not have the rows of its members."""
+        for key, entry in level["keys"].items():
+            array = self.arrays.get(entry["tensor"]) if "tensor" in entry else None
+            if array is not None and array.shape[dim : dim + 1] != (count,):
+                raise ValueError(
+                    f"a stack of {count} along dim {dim} has {key!r} of the shape {list(array.shape)}"
+                )
 
     def add_next(self) -> None:
         """Add the entries of one level."""

@@ -14,7 +14,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from td_core import unravel_key_to_tuple
-from td_core.array_formats import PlannedArray
+from td_core.array_formats import PlannedArray, read_shape
 from td_core.errors import FormatError
 from td_core.spi import parse_json as parse_unique
 from td_core.spi import set_module
@@ -280,9 +280,7 @@ def read_array_document(name: str, document: dict[str, Any], where: str) -> Arra
         FormatError: the metadata is malformed.
     """
     try:
-        shape = torch.Size(document["shape"])
-        if any(size < 0 for size in shape) or not all(type(size) is int for size in document["shape"]):
-            raise ValueError(f"the shape is {document['shape']!r:.200}")
+        shape = read_shape(document["shape"])
         _check_separator(document)
         kind = document.get("data_type")
         if not isinstance(kind, str):

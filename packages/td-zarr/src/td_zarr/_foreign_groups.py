@@ -77,12 +77,17 @@ class ForeignGroup(TableBuilder):
 
     def find_parent(self, name: str, known: dict[str, int]) -> int:
         """Return the row of the group of a node; groups without metadata of their own are added."""
+        missing = []
         above = name.rpartition("/")[0]
-        if above not in known:
-            parent = self.find_parent(above, known)
-            known[above] = self.add_level({})
-            self.rows[parent]["entries"].append([above.rpartition("/")[2], known[above]])
-        return known[above]
+        while above not in known:
+            missing.append(above)
+            above = above.rpartition("/")[0]
+        parent = known[above]
+        for group in reversed(missing):
+            known[group] = self.add_level({})
+            self.rows[parent]["entries"].append([group.rpartition("/")[2], known[group]])
+            parent = known[group]
+        return parent
 
     def add_level(self, attributes: Mapping[str, Any]) -> int:
         level = attributes.get(LEVEL)

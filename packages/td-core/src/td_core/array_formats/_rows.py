@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import kinds
+from .._header_limits import refuse_nodes
 from .._nodes import Encoded, Row
 from .._version import __version__
 
@@ -20,6 +22,10 @@ _VALUES_FROM = f"td-tensorclass=={__version__}"
 
 class TableBuilder:
     """Builds the table of a save that another program or tensordict wrote, row by row, parents before children.
+
+    Args:
+        where: location of the save, for messages.
+        most: how many rows and leaves the table can have, see :func:`get_most_nodes`; a further one raises FormatError.
 
     Attributes:
         table: the table, with places as leaves.
@@ -33,19 +39,26 @@ class TableBuilder:
     tensor([1., 1.])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, where: str = "a save", most: float = math.inf) -> None:
+        self.where, self.most = where, most
         self.table = Encoded([], [], [])
         self.rows: Rows = self.table.nodes
 
     def add_row(self, kind: str, meta: dict[str, Any]) -> int:
         """Add the row of a node without entries, and return its position."""
+        self._check_size()
         self.rows.append({"kind": kind, "meta": meta, "entries": [], "members": [], "values": []})
         return len(self.rows) - 1
 
     def add_leaf(self, place: Any) -> list[int]:
         """Add the place of a leaf, and return a reference to it."""
+        self._check_size()
         self.table.leaves.append(place)
         return [len(self.table.leaves) - 1]
+
+    def _check_size(self) -> None:
+        if len(self.rows) + len(self.table.leaves) >= self.most:
+            raise refuse_nodes(self.where, self.most)
 
     def add_value(self, kind: str, size: Sequence[int], pair: Sequence[object]) -> int:
         """Add the row of a node that holds a value, which is the result of ``split_value``; return its position."""
