@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from functorch.dim import dims
 from torch import Tensor
 
 from td_core import LockedError, StoredTensor, TensorDict, lazy_stack, set_printoptions
@@ -358,3 +359,40 @@ def test_other_function_equals_that_on_memory(name: str) -> None:
 def test_ask_for_memory_in_c_raises() -> None:
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
         torch.utils.dlpack.to_dlpack(StoredTensor(MemorySource(torch.zeros(3))))
+
+
+#: Functions with positions or dims that decide what is read.
+FUNCTIONS: dict[str, Any] = {
+    "repeat_interleave": lambda x, at: x.repeat_interleave(at, 0),
+    "repeat_interleave_function": lambda x, at: torch.repeat_interleave(x, at, dim=-2),
+    "index_select": lambda x, at: x.index_select(1, at[1:3]),
+    "index_select_int32": lambda x, at: torch.index_select(x, -1, torch.tensor(1, dtype=torch.int32)),
+    "tensor_split": lambda x, at: torch.cat(x.tensor_split(at.sort().values[:2])),
+    "tensor_split_function": lambda x, at: torch.cat(torch.tensor_split(x, torch.tensor([1, 2]), dim=1), 1),
+    "take_along_dim": lambda x, at: x.take_along_dim(at[None, :2], 1),
+    "first_class_dims": lambda x, at: (lambda i, j: (x[i, j] * 2 + x[j % 1, j]).order(i, j))(*dims(2)),
+}
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_with_positions_or_dims_reads_stored_tensors(
+    name: str, mapped: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("functorch.dim")
+    array, at = torch.arange(8.0).view(4, 2), torch.tensor([2, 0, 1, 1])
+
+    def store(tensor: Tensor, file: str) -> StoredTensor:
+        return StoredTensor(RawFile.create(tmp_path / file, tensor) if mapped else MemorySource(tensor))
+
+    expected = FUNCTIONS[name](array, at)
+    assert torch.equal(FUNCTIONS[name](store(array, "x"), at), expected)
+    assert torch.equal(FUNCTIONS[name](store(array, "y"), store(at, "at")), expected)
+
+
+@pytest.mark.parametrize("positions", [[-1], [4], [0.5]])
+def test_index_select_of_stored_tensor_refuses_what_torch_refuses(positions: list[Any]) -> None:
+    at = torch.tensor(positions)
+    for x in (torch.zeros(4, 2), StoredTensor(MemorySource(torch.zeros(4, 2)))):
+        with pytest.raises((IndexError, RuntimeError)):
+            x.index_select(0, at)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._base import TensorCollection
+from ._buffers import as_memory
 from ._collection import LEAF_KINDS, Child, Core, leaf_node_mismatch_error
 from ._indexing import IndexPlan
 from ._nodes import KINDS, NodeKind
@@ -82,7 +83,7 @@ class DimPlan(IndexPlan):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         read = self.leaf
-        self.leaf = lambda leaf: as_entry(read(leaf))
+        self.leaf = lambda leaf: as_entry(read(*as_memory([leaf])))
 
     @property
     def steps(self) -> Any:  # type: ignore[override]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
@@ -140,11 +140,16 @@ class StoredTensor(Tensor):
     def __torch_function__(
         cls,
         func: Callable[..., ResultT],
-        types: object,
+        types: Collection[type],
         args: Sequence[object] = (),
         kwargs: dict[str, object] | None = None,
     ) -> ResultT:
         """Apply the operations that torch would not pass to ``__torch_dispatch__``."""
+        if len(types) > 1 and not all(issubclass(kind, Tensor) for kind in types):
+            # Tensors with first-class dims are of a class of their own, which runs the function on what is in memory.
+            flat, spec = pytree.tree_flatten((args, kwargs or {}))
+            args, kwargs = pytree.tree_unflatten(as_memory(flat), spec)
+            return func(*args, **kwargs)
         special = _FUNCTIONS.get(func)
         if special is not None:
             result: ResultT = special(*args, **(kwargs or {}))
@@ -421,9 +426,15 @@ def _index_put(
 
 
 def _index_select(func: Operation, view: Tensor, dim: int, index: Tensor) -> object:
-    if not isinstance(view, StoredTensor) or not view.ndim:
+    (index,) = read_all([index])
+    is_plain = isinstance(view, StoredTensor) and -view.ndim <= dim < view.ndim and index.ndim < 2
+    # torch refuses other positions, which an index supports.
+    if not is_plain or index.dtype not in _POSITIONS or (index.numel() and int(index.min()) < 0):
         return _compute(func, view, dim, index)
-    return _index(func, view, [*[None] * (dim % view.ndim), index.reshape(-1)])
+    return _index(torch.ops.aten.index.Tensor, view, [*[None] * (dim % view.ndim), index.reshape(-1)])
+
+
+_POSITIONS = frozenset({torch.int32, torch.int64})
 
 
 def _clone(func: Operation, view: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
@@ -564,12 +575,24 @@ def _to(self: Any, *args: object, **kwargs: object) -> Tensor:
         return self.to(*args, **kwargs)  # type: ignore[no-any-return]
 
 
+def _with_read_arguments(method: Callable[..., ResultT]) -> Callable[..., ResultT]:
+    def call(self: Tensor, *args: Any, **kwargs: Any) -> ResultT:
+        args = tuple(as_memory(args))
+        kwargs = dict(zip(kwargs, as_memory([*kwargs.values()])))
+        with without_torch_function():
+            return method(self, *args, **kwargs)
+
+    return call
+
+
 _DATA: Any = Tensor.data
 
 #: Functions that torch implements without the dispatcher, or that return the tensor itself where memory is wanted.
 _FUNCTIONS: dict[object, Callable[..., Any]] = {
     Tensor.__getitem__: _get_item,
     Tensor.to: _to,
+    # torch reads the memory of the positions without an operation.
+    **{method: _with_read_arguments(method) for method in (torch.tensor_split, Tensor.tensor_split)},
     **{
         method: _in_memory(method)
         for method in (
