@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -251,7 +252,18 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             return view
         shared = isinstance(inner, TensorDict) and not isinstance(tensordict, nn.Module)
         entries = inner._children() if shared else dict(inner._children())
-        made = make_dense(entries, inner.batch_size, inner.device, inner._names, cls)
+        is_linked = isinstance(inner, TensorDictBase) and not shared and not isinstance(tensordict, nn.Module)
+        if is_linked and type(inner._children()) is dict:
+            entries = inner._children()
+        made: Any = make_dense(
+            entries,
+            inner.batch_size,
+            inner.device,
+            inner._names,
+            _make_linked_class(cls) if is_linked else cls,
+        )
+        if is_linked:
+            made._source = inner
         if shared and inner._locked:
             # Unlocking the view alone would allow changes of the locked collection.
             made._locked, made._lock_parents = inner._locked, [weakref.ref(inner)]
@@ -310,6 +322,61 @@ def _list_members(cls: type) -> dict[str, object]:
         if name in ("_frozen", "_shadow")
         or not (name.startswith("__") or hasattr(LazyStackedTensorDict, name))
     }
+
+
+class _LinkedSchema(_KeySchema):
+    """The declared keys of a view, whose entries are stored by its source."""
+
+    is_in_memory = False
+
+
+class _Linked:
+    """Members of a view of a collection that is no TensorDict: the source stores the entries, maybe in a file."""
+
+    __slots__ = ()
+
+    def _find_source(self) -> Any:
+        """Return the source; None for results of operations."""
+        return getattr(self, "_source", None)
+
+    def _edit_together(self) -> Any:
+        source = self._find_source()
+        return super()._edit_together() if source is None else source._edit_together()  # type: ignore[misc]
+
+    def _set_path(self, key: Any, value: object, *args: Any, **kwargs: Any) -> None:
+        # Without the fast path of a TensorDict, which stores a leaf in memory.
+        TensorDictBase._set_path(self, key, value, *args, **kwargs)  # type: ignore[arg-type]
+
+    def _set_child(self, key: str, value: Any) -> None:
+        source = self._find_source()
+        if source is not None:
+            source._set_child(key, value)
+            value = source._get_child(key)
+        super()._set_child(key, value)  # type: ignore[misc]
+
+    def _add_child(self, key: str, value: Any) -> Any:
+        self._set_child(key, value)
+        return value
+
+    def _set_children(self, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            self._set_child(key, value)
+
+    def _del_child(self, key: str) -> None:
+        source = self._find_source()
+        if source is not None:
+            source._del_child(key)
+        if source is None or key in self._children():  # type: ignore[attr-defined]
+            super()._del_child(key)  # type: ignore[misc]
+
+
+@functools.cache
+def _make_linked_class(cls: Any) -> Any:
+    """Return the subclass of a typed class, under its name, whose instances pass their entries on to a source."""
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": ("_source",)}
+    made: Any = type(cls)(cls.__name__, (_Linked, cls), names)
+    made._schema = _LinkedSchema(made)
+    return made
 
 
 def _get_qualifier(hint: object) -> str:
