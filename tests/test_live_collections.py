@@ -146,6 +146,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "rename_dims": lambda td: td.refine_names("a").rename_("b"),
     "batch_size": lambda td: setattr(td, "batch_size", []),
     "auto_batch_size": lambda td: td.exclude("rows", inplace=True).auto_batch_size_(),
+    "masked_fill": lambda td: td.masked_fill_(torch.tensor([True, False, True]), 7),
+    "masked_fill_level": lambda td: td["n"].masked_fill_(torch.tensor([True, False, True]), 7),
     "leaf_twice": lambda td: td.update({"k": {"x": td["a"].clone()}, "a": td["b"].clone()}),
 }
 
@@ -230,3 +232,53 @@ def test_metadata_and_lock_of_entry_in_a_file_are_refused(make_pair: Any) -> Non
         with pytest.raises(LockedError, match="entry of a collection in a store|is locked"):
             change()
     pair.check()
+
+
+@pytest.mark.parametrize("method", ["memmap_", "share_memory_", "consolidate", "pin_memory_"])
+@pytest.mark.parametrize("wrap", [lambda td: td, lambda td: TensorDict({"k": td})], ids=["root", "nested"])
+def test_replacing_leaves_in_place_is_refused(method: str, wrap: Any, make_pair: Any, tmp_path: Path) -> None:
+    pytest.importorskip("td_memmap")
+    pytest.importorskip("td_distributed")
+    pair = make_pair(make_data())
+    arguments: dict[str, Any] = {"memmap_": {"prefix": tmp_path / "new"}, "consolidate": {"inplace": True}}
+    with pytest.raises(td_core.UnsupportedOperationError, match="in place: its leaves stay in its store"):
+        getattr(wrap(pair.stored), method)(**arguments.get(method, {}))
+    assert not (tmp_path / "new").exists()
+    assert not pair.stored.is_locked
+    pair.check()
+
+
+#: Writes to a view of a declared class.
+VIEW_WRITES: dict[str, Callable[[Any], object]] = {
+    "attribute": lambda view: setattr(view, "a", torch.full((3,), 3.0)),
+    "attribute_of_other_dtype": lambda view: setattr(view, "a", torch.ones(3, 2, dtype=torch.int64)),
+    "set": lambda view: view.set("a", torch.full((3,), 3.0)),
+    "set_new": lambda view: view.set(("k", "l"), torch.ones(3)),
+    "update": lambda view: view.update(
+        {"a": torch.ones(3), "b": torch.ones(3, 4), "k": {"l": torch.ones(3)}}
+    ),
+    "swap": lambda view: view.update({"a": view["b"], "b": view["a"]}),
+    "update_in_place": lambda view: view.update_({"a": torch.ones(3)}),
+    "delete": lambda view: view.del_("n"),
+    "pop": lambda view: view.set("z", view.pop("n")),
+    "rename": lambda view: view.rename_key_("a", ("n", "a")),
+    "index": lambda view: view.__setitem__(1, view[0].clone()),
+    "add": lambda view: view.select("a", "b").add_(1),
+    "clear": lambda view: view.clear(),
+}
+
+
+@pytest.mark.parametrize("kind", ["typed", "tensorclass"])
+@pytest.mark.parametrize("name", VIEW_WRITES)
+def test_write_to_declared_view_reaches_the_file(name: str, kind: str, make_pair: Any) -> None:
+    tensorclass = pytest.importorskip("td_tensorclass")
+    base = tensorclass.TypedTensorDict if kind == "typed" else tensorclass.TensorClass
+    fields = {"a": torch.Tensor, "b": torch.Tensor, **dict.fromkeys("nkz", TensorDict)}
+    defaults = dict.fromkeys(("n", "k", "z"))
+    view_class = type(base)("View", (base,), {"__annotations__": fields, "__module__": __name__, **defaults})
+    pair = make_pair(make_data().select("a", "b", "n"))
+
+    def write(td: Any) -> None:
+        VIEW_WRITES[name](view_class.from_tensordict(td))
+
+    pair.change(write)

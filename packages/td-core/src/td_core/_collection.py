@@ -66,7 +66,7 @@ class EntrySchema:
     Attributes:
         converts_tensors: ``convert`` also converts tensors.
         can_grow: loading a state dict may add entries.
-        merges_at_once: ``update`` may store each value as it comes.
+        is_in_memory: values can be stored one by one, and leaves replaced.
         cast_filter: the ``cast_filter`` of casts without this argument, or None.
     """
 
@@ -74,7 +74,7 @@ class EntrySchema:
 
     converts_tensors: bool = False
     can_grow: bool = True
-    merges_at_once: bool = True
+    is_in_memory: bool = True
     cast_filter: Any = None
 
     def check_keys(self, keys: Mapping[Any, object]) -> None:

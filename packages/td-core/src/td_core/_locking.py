@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._collection import Core
 from ._walks import list_holders, walk
-from .errors import LockedError
+from .errors import LockedError, UnsupportedOperationError
 
 #: Value of ``_locked`` if a storage backend locked the node, and not the user.
 ATTACHED = "attached"
@@ -108,6 +108,18 @@ def check_no_entry(node: Core, what: str) -> None:
             f"cannot {what} this {type(node).__name__}: it is an entry of a collection in a store, which would not change; "
             "clone() it, change that, and set the entry again"
         )
+
+
+def check_in_memory(root: Core, what: str) -> None:
+    """Raise UnsupportedOperationError for a node whose leaves cannot be replaced by others in memory.
+
+    >>> check_in_memory(TensorDict({"a": 1}), "map")
+    """
+    for level in walk(root):
+        if not level._inner()._schema.is_in_memory:
+            raise UnsupportedOperationError(
+                f"cannot {what} this {type(level).__name__} in place: its leaves stay in its store; clone() it first"
+            )
 
 
 def _is_part(node: Core) -> bool:

@@ -377,7 +377,7 @@ class TensorDict(TensorDictBase):
                 node = None
                 if type(key) is tuple and len(key) > 1 and type(key[-1]) is str:
                     node, name = self._get_nested(key[:-1]), key[-1]
-                    if not isinstance(node, TensorDict):
+                    if type(node) is not TensorDict:  # a subclass can store its entries elsewhere
                         node = None
             if node is not None and not node._locked and node._device is None:
                 size = node._batch_size

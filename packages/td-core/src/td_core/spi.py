@@ -28,7 +28,7 @@ from ._foreach import PLAIN
 from ._indexing import plan_index
 from ._keys import suggest_keys
 from ._locations import check_mode
-from ._locking import check_unlocked, lock
+from ._locking import check_in_memory, check_unlocked, lock
 from ._nested_components import JaggedParts
 from ._nodes import as_named, user_class
 from ._plans import MultiPlan, ShapePlan, as_batch_size
@@ -58,12 +58,12 @@ __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "WRAPPING", "Checksum",
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
     "StorageBackend", "Switch", "Wrapper", "add_check_line", "allocate_file", "as_batch_size", "as_bytes", "as_device",
-    "as_dtype", "as_named", "as_tensor", "check_mode", "check_regular", "check_same_format", "check_unlocked",
-    "compare_check_line", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms", "has_check_line",
-    "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock", "make_dense",
-    "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index", "pytree",
-    "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together",
-    "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
+    "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format",
+    "check_unlocked", "compare_check_line", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms",
+    "has_check_line", "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock",
+    "make_dense", "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index", "pytree",
+    "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together", "set_module",
+    "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
     "without_torch_function",
 ]  # fmt: skip
 

@@ -19,7 +19,7 @@ from td_core import Encoded, Problem, Report, TensorCollection, TensorDictFuture
 from td_core.errors import FormatError, StructureError
 from td_core.plugins.declarations import implements, implements_classmethod
 from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
-from td_core.spi import as_device, check_unlocked, lock, run_in_background, wait_for
+from td_core.spi import as_device, check_in_memory, check_unlocked, lock, run_in_background, wait_for
 
 from . import _consolidated_file, _storage
 from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend, set_devices
@@ -32,6 +32,8 @@ _NO_CHANGE = (ConsolidateOptions(), ConsolidateOptions(inplace=True))
 @implements(DistributedMethods.consolidate)
 def consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorCollection | TensorDictFuture:
     filename, inplace = options.filename, options.inplace
+    if inplace:
+        check_in_memory(self, "consolidate")
     for name in ("durable", "checksums"):
         if getattr(options, name) and filename is None:
             raise ValueError(f"{name}=True needs a filename: without one nothing is saved")

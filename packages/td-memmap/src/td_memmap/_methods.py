@@ -24,7 +24,7 @@ from td_core.plugins.memmap_methods import (
     MemmapMethods,
     MemmapOptions,
 )
-from td_core.spi import save_together
+from td_core.spi import check_in_memory, save_together
 
 if TYPE_CHECKING:
     from td_core.typing import NestedKey
@@ -45,6 +45,7 @@ save = memmap
 
 @implements(MemmapMethods.memmap_)
 def memmap_(data: TensorCollection, options: MemmapInplaceOptions) -> TensorCollection | TensorDictFuture:
+    check_in_memory(data, "map")
     work = _plan_mapping(data, options)
     if options.return_early:
         from ._save import lock_then_run

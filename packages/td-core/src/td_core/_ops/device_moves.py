@@ -16,7 +16,7 @@ from .._collection import Core, identity, unwrap_entry
 from .._devices import as_device, set_device_labels, wait_for
 from .._dtypes import as_dtype
 from .._foreach import PLAIN
-from .._locking import check_unlocked_below
+from .._locking import check_in_memory, check_unlocked_below
 from .._storage_backends import get_backends
 from .._walks import zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
@@ -290,6 +290,7 @@ class DeviceMixin(DtypeMixin):
         True
         """
         if inplace:
+            check_in_memory(self, "pin")
             check_unlocked_below(self, "replace leaves")
         for attachment in get_backends(self):
             whole = attachment.pin(self)
@@ -320,6 +321,7 @@ class DeviceMixin(DtypeMixin):
         >>> td.is_shared(), td.is_locked
         (True, True)
         """
+        check_in_memory(self, "share")
         leaves = self._leaves()
         if any(map(is_stored, leaves)):
             # Memory cannot be given to a stored tensor, so a copy in memory takes its place.

@@ -17,9 +17,8 @@ from typing_extensions import Self
 
 from .._class_methods import name_method
 from .._coerce import build_nested
-from .._collection import Core
+from .._collection import Core, make_dense
 from .._dtypes import ScalarBeside, dtype_beside
-from .._element_plans import append_dims
 from .._foreach import Op, foreach, make_op
 from .._operators import OPERATIONS, Operation
 from .._plans import broadcast_shape
@@ -420,12 +419,8 @@ class PointwiseMixin(Core):
         if inner is not self:
             inner._broadcast_to_leaves(value, out, scalar)
             return
-        leaves = self._leaves()
-        if scalar is not None:
-            out.extend([scalar(leaf, value) for leaf in leaves])
-            return
-        more = value.ndim - len(self.batch_size)
-        out.extend(append_dims(value, leaf.ndim + more) for leaf in leaves)
+        # Each entry of another kind, such as a lazy stack, has its own part of the value.
+        make_dense(dict(self._children()), self.batch_size)._broadcast_to_leaves(value, out, scalar)
 
     def __invert__(self) -> Self:
         """Return the bitwise not of each element; for bools the logical not."""

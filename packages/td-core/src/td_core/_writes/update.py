@@ -343,6 +343,8 @@ def try_merge(root: Core, source: object) -> bool:
         if leaves is None:
             return False
         stores.append((node, leaves))
+    if len(stores) > 1 and not root._inner()._schema.is_in_memory:
+        return False  # a class around a collection in a store
     for node, leaves in stores:
         node._set_children(leaves)
     return True
@@ -354,7 +356,7 @@ def _list_stores(node: Core, source: Any, below: deque[tuple[Core, object]]) -> 
     schema = node._schema
     if node._locked or schema.converts_tensors or node.device is not None or not schema.can_grow:
         return None
-    if not schema.merges_at_once:
+    if not schema.is_in_memory:
         return None
     fits = len(size) == 0
     # A type check is several times faster than isinstance with an abstract class.

@@ -34,7 +34,7 @@ class _LiveSchema(EntrySchema):
 
     __slots__ = ()
 
-    merges_at_once = False
+    is_in_memory = False
 
 
 class LiveStore(ABC):
@@ -284,6 +284,10 @@ class LiveCollection(TensorDictBase):
         self._check_form(key, value)
         with store.edit_together() as edits:
             edits.put(self, key, value)
+
+    def _set_children(self, values: Mapping[str, Child]) -> None:
+        with self._edit_together():
+            super()._set_children(values)
 
     def _check_child(self, key: str, value: Child) -> None:
         self._check_form(key, value)
