@@ -10,7 +10,14 @@ from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, dense_stack_tds, group_by, lazy_stack
 from td_core.errors import BatchSizeError, StructureError
-from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError
+from td_tensorclass import (
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    UnbatchedTensor,
+    UnknownFieldError,
+    is_leaf_nontensor,
+)
 
 
 class Sample(TensorClass):
@@ -362,3 +369,61 @@ def test_dense_stack_tds_keeps_the_class() -> None:
     dense = dense_stack_tds(points)
     assert type(dense) is Other and dense.image.tolist() == [[0, 1, 2]] * 2
     assert dense_stack_tds(dense) is dense
+
+
+def make_record(value: Any, **more: Any) -> TensorDict:
+    return TensorDict({"v": value, **more})
+
+
+#: Members whose entries "v" cannot be joined, and the keys of their lazy stack.
+UNEVEN: dict[str, tuple[list[TensorDict], list[Any]]] = {
+    "tensors": ([make_record(torch.ones(n)) for n in (1, 2)], ["v"]),
+    "tensors of the whole batch": ([make_record(UnbatchedTensor(torch.ones(n))) for n in (1, 2)], ["v"]),
+    "values": ([make_record(NonTensorStack(*"ab"[:n])) for n in (1, 2)], ["v"]),
+    "values and tensors": ([make_record("a"), make_record(torch.ones(1))], ["v"]),
+    "tensors and values": ([make_record(torch.ones(1)), make_record("a")], ["v"]),
+    "values and collections": ([make_record("a"), make_record({"x": 1})], ["v"]),
+    "collections and values": ([make_record({"x": 1}), make_record("a")], ["v"]),
+    "values and whole tensors": ([make_record("a"), make_record(UnbatchedTensor(torch.ones(1)))], ["v"]),
+    "whole tensors and values": ([make_record(UnbatchedTensor(torch.ones(1))), make_record("a")], ["v"]),
+    "two classes": (
+        [make_record(Other(torch.ones(1))), make_record({"image": torch.ones(1)})],
+        ["v", ("v", "image")],
+    ),
+    "class and other keys": ([make_record(Other(torch.ones(1))), make_record({"x": 1})], ["v"]),
+    "numbers of dims": (
+        [make_record(TensorDict({"x": torch.ones(2, 3)[(0,) * n]}, [2, 3][n:])) for n in (0, 1)],
+        ["v", ("v", "x")],
+    ),
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("name", UNEVEN)
+def test_list_keys_of_stack_of_uneven_entries_joins_nothing(
+    name: str, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, keys = UNEVEN[name]
+    stack: Any = lazy_stack(members)
+    if nested:
+        stack, keys = (
+            TensorDict({"s": stack}),
+            ["s", *[("s", *([key] if isinstance(key, str) else key)) for key in keys]],
+        )
+    monkeypatch.setattr(torch, "stack", None)
+    assert list(stack.keys(True)) == keys and len(stack.keys(True)) == len(keys)
+    assert all(key in stack.keys(True) for key in keys) and ("v", "q") not in stack.keys(True)
+    assert list(stack.keys(True, sort=True)) == keys and set(stack.keys()) == {keys[0]}
+    assert next(iter(stack.keys(True, is_leaf=is_leaf_nontensor))) == keys[0]
+    assert {*stack.keys(True, True)} <= {*keys}
+    assert isinstance(stack.entry_class(keys[0]), type)
+    assert all(isinstance(stack.is_non_tensor(key), bool) for key in keys)
+    assert keys[0] in repr(stack)
+    stack.values(True), stack.items(True)
+
+
+def test_list_keys_of_values_that_differ_before_the_stack_dim_joins_nothing() -> None:
+    stack = lazy_stack([TensorDict({"v": NonTensorStack(*"abc"[:n])}, [n]) for n in (2, 3)], 1)
+    assert list(stack.keys(True)) == ["v"] and "v" in stack
+    with pytest.raises(StructureError, match=r"batch size \[-1, 2\] has no length"):
+        len(stack)

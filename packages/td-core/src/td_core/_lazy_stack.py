@@ -313,18 +313,6 @@ class LazyStackedTensorDict(LazyStackOps):
                 name_stack_dim(value, dim, self._stack_dim_name, key)
         return value if self._hook_out is None else self._hook_out(value)
 
-    def _peek_child(self, key: str) -> Child:
-        members = self._members
-        if not members or any(key not in member._children() for member in members):
-            raise KeyError(key)
-        first: Child = members[0]._peek_child(key)
-        if isinstance(first, Tensor):
-            return first
-        entries = [first, *[member._peek_child(key) for member in members[1:]]]
-        if any(isinstance(entry, Tensor) for entry in entries):
-            return first
-        return first._stack_lazily(entries, self._stack_dim)
-
     def get(self, key: NestedKey, *args: object, **kwargs: Any) -> Any:
         """Return the entry ``key``, stacked or in the given form; see :meth:`TensorCollection.get`.
 

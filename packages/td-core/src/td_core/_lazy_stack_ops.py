@@ -21,7 +21,7 @@ from ._walks import has_entries, list_holders, map_levels
 from ._writes.members import Part, split_for_members
 from ._writes.run import Transaction
 from ._writes.update import Update
-from .errors import BatchSizeError
+from .errors import BatchSizeError, StructureError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,6 +91,21 @@ class LazyStackOps(TensorDictBase):
 
     def _tree_children(self) -> list[Child]:
         return list(self._members)
+
+    def _peek_child(self, key: str) -> Child:
+        members = self._members
+        if not members or any(key not in member._children() for member in members):
+            raise KeyError(key)
+        first: Child = members[0]._peek_child(key)
+        if isinstance(first, Tensor):
+            return first
+        entries = [first, *[member._peek_child(key) for member in members[1:]]]
+        if any(isinstance(entry, Tensor) for entry in entries):
+            return first
+        try:
+            return first._stack_lazily(entries, self._stack_dim)
+        except StructureError:  # entries that cannot be joined have keys, too
+            return first if first._is_value else make_lazy_stack(entries, self._stack_dim)
 
     def _print_node(self) -> PrintedNode:
         members, dim = self._members.copy(), self._stack_dim

@@ -425,6 +425,7 @@ class EntryMixin(Core):
         Raises:
             TypeError: the collection has no batch dims. With a length of 0, ``torch.tensor`` would convert a list of
                 such collections to an empty tensor.
+            StructureError: the members of a lazy stack differ in the first dim.
         """
         batch_size = self.batch_size
         if not batch_size:
@@ -432,6 +433,10 @@ class EntryMixin(Core):
                 f"a {type(self).__name__} without batch dims has no length and is not a sequence: len(td.keys()) counts "
                 "its entries; of a list of collections torch.stack() makes a collection, whose entries are the tensors, "
                 "and numpy() makes arrays"
+            )
+        if batch_size[0] < 0:
+            raise StructureError(
+                f"a {type(self).__name__} of batch size {list(batch_size)} has no length: its members differ in the first dim"
             )
         return batch_size[0]
 
