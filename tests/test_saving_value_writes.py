@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,21 @@ def test_set_inplace_value_of_replaced_save_raises(tmp_path: Path) -> None:
         saved.set_("v", "b")
     assert saved["v"] == "a"
     assert TensorDict.load_memmap(tmp_path / "save")["v", "x"].tolist() == [1, 1]
+
+
+def test_set_inplace_value_of_a_save_with_the_inode_of_another_raises(tmp_path: Path) -> None:
+    TensorDict({"v": "a"}, batch_size=[2]).memmap(tmp_path / "save")
+    saved = TensorDict.load_memmap(tmp_path / "save")
+    keeper = saved._children()["v"]._keeper
+    if keeper.folder[2] is None:
+        pytest.skip("the file system has no times of birth")
+    # The directory of an earlier save, which had the inode of this one.
+    saved._children()["v"]._keeper = replace(keeper, folder=(*keeper.folder[:2], keeper.folder[2] - 1))
+    with pytest.raises(StructureError, match="holds something else by now"):
+        saved.set_("v", "b")
+    saved._children()["v"]._keeper = replace(keeper, folder=keeper.folder[:2])  # of an older pickle
+    saved.set_("v", "b")
+    assert TensorDict.load_memmap(tmp_path / "save")["v"] == "b"
 
 
 def test_set_inplace_value_writes_to_files(tmp_path: Path) -> None:

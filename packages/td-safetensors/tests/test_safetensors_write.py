@@ -22,9 +22,8 @@ from td_core import (
     _temporary_files,
     load,
 )
-from td_core.array_formats import identify_file
 from td_core.errors import UnsupportedOperationError
-from td_core.spi import STORABLE
+from td_core.spi import STORABLE, identify_file
 from td_core.testing import SourceTests
 from td_safetensors import save
 from td_safetensors._open import FileSource

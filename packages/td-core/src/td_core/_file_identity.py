@@ -38,7 +38,7 @@ def _find_birth(file: str | int, status: os.stat_result) -> int | None:
     result = ctypes.create_string_buffer(_SIZE)
     place = (file, b"", _EMPTY_PATH) if isinstance(file, int) else (_AT_CWD, os.fsencode(file), 0)
     mask, birth = ctypes.c_uint(_BIRTH), None
-    if _STATX(*place, mask, result) == 0 and int.from_bytes(result[:4], sys.byteorder) & _BIRTH:
+    if _STATX(*place, mask, result) == 0 and struct.unpack_from("I", result)[0] & _BIRTH:
         seconds, rest = struct.unpack_from("qI", result, _POSITION)
         birth = seconds * 10**9 + rest
     return birth

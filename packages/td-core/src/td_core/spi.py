@@ -60,10 +60,10 @@ __all__ = [
     "StorageBackend", "Switch", "Wrapper", "add_check_line", "allocate_file", "as_batch_size", "as_bytes", "as_device",
     "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format",
     "check_unlocked", "compare_check_line", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms",
-    "has_check_line", "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "lock",
-    "make_dense", "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index", "pytree",
-    "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together", "set_module",
-    "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
+    "has_check_line", "identify_file", "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names",
+    "lock", "make_dense", "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index",
+    "pytree", "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together",
+    "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
     "without_torch_function",
 ]  # fmt: skip
 
@@ -153,6 +153,7 @@ if TYPE_CHECKING:
     from ._background import run_parallel as run_parallel
     from ._checksums import Checksum as Checksum
     from ._command_line import run_command as run_command
+    from ._file_identity import identify_file as identify_file
     from ._inspection import show_size as show_size
     from ._regular_files import check_regular as check_regular
     from ._regular_files import open_regular as open_regular
@@ -166,6 +167,7 @@ else:
         {
             "td_core._background": ["make_reporter", "run_in_background", "run_parallel"],
             "td_core._command_line": ["run_command"],
+            "td_core._file_identity": ["identify_file"],
             "td_core._inspection": ["show_size"],
             "td_core._checksums": ["Checksum"],
             "td_core._regular_files": ["check_regular", "open_regular"],

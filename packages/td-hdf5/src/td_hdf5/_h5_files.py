@@ -26,9 +26,9 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from td_core.array_formats import FileIdentity, identify_file, map_file, sync_file
+from td_core.array_formats import map_file, sync_file
 from td_core.errors import FormatError, TensorDictError
-from td_core.spi import check_regular, open_regular
+from td_core.spi import check_regular, identify_file, open_regular
 
 #: Longest time to wait for another program that has the file open for writing, in seconds.
 _PATIENCE = 10.0
@@ -55,8 +55,9 @@ Location: TypeAlias = "str | os.PathLike[str] | h5py.Group"
 
 def find_filename(location: Location | h5py.Dataset) -> str:
     """Return the path of the file of a location."""
-    is_open = isinstance(location, h5py.HLObject)
-    return str(location.file.filename) if is_open else os.fspath(location)
+    if isinstance(location, (str, os.PathLike)):
+        return os.fspath(location)
+    return str(location.file.filename)
 
 
 def has_path(location: Location) -> bool:
@@ -195,6 +196,8 @@ class ReplacedError(FormatError):
     """Another file was saved under the path of a file."""
 
 
+#: Device, inode and time of birth.
+FileIdentity: TypeAlias = "tuple[int, int, int | None]"
 #: What changes with the content of a file: time and size; and with its inode alone: time and number of names.
 Stamp = tuple[int, int, int, int]
 
@@ -223,7 +226,7 @@ class StoreFile:
         self._stamp: Stamp | None = None
         self._maps: dict[bool, torch.UntypedStorage] = {}
         #: A mapped byte of the file, during whose life no other file gets its inode.
-        self._pin: torch.UntypedStorage | None = None
+        self._pin: object = None
         self.content: Any = None
 
     @classmethod

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from td_core.errors import FormatError
-from td_core.spi import allocate_file, visit
+from td_core.spi import allocate_file, identify_file, visit
 
 from . import _file_names
 
@@ -584,6 +584,16 @@ def is_same_file(left: os.stat_result, other: os.stat_result) -> bool:
 def get_identity(actual: os.stat_result) -> tuple[int, int]:
     """Return the device and inode numbers of a stat result, which identify a file."""
     return actual.st_dev, actual.st_ino
+
+
+#: Return what distinguishes an open file or directory from a later one with its inode.
+identify_open = identify_file
+
+
+def identify_path(path: str) -> tuple[int, int, int | None] | None:
+    """Return what distinguishes a file or directory from a later one with its inode, or None if it does not exist."""
+    status = get_status(path)
+    return None if status is None else identify_file(path, status)
 
 
 def is_path_of(path: str | None, wanted: tuple[int, int] | None) -> bool:

@@ -600,7 +600,7 @@ class Reader:
         """Return the ValueFile that writes changed values of a node to the save."""
         options: Any = self.options
         above, tree = node.above if node.outer is None else node.outer, self.tree
-        folder = _fs.get_identity(_fs.get_open_status(tree.fd(node.parts)))
+        folder = _fs.identify_open(tree.fd(node.parts))
         return options.keeper(tree.show(node.parts), above, options.allow_pickle, folder=folder)
 
     def _check_nested(self, node: Node) -> None:

@@ -133,9 +133,7 @@ def attach_backend(result: CollectionT, saved: MemmapBackend, *, as_saved: bool 
             ),
         }
         if node._is_value and path is not None:
-            match = _fs.get_status(path)
-            folder = None if match is None else _fs.get_identity(match)
-            node._keeper = ValueFile(path, above, allow_pickle, shared, folder)
+            node._keeper = ValueFile(path, above, allow_pickle, shared, _fs.identify_path(path))
         if (
             inner is node
             and not node._is_value

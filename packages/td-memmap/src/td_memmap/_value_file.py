@@ -35,7 +35,8 @@ class ValueFile(Keeper):
         above: batch size of the parent.
         allow_pickle: whether values may be pickled.
         shared: whether values are reloaded whenever the file changes.
-        folder: device and inode of the directory, to detect that another save replaced it.
+        folder: device, inode and time of birth of the directory, to detect that another save replaced it; pickles of older
+            releases lack the last one.
         refused: why the values cannot be written; None if they can.
         seen: inode and time of the file that was last read or written.
     """
@@ -44,7 +45,7 @@ class ValueFile(Keeper):
     above: torch.Size = torch.Size()
     allow_pickle: bool = False
     shared: bool = False
-    folder: tuple[int, int] | None = None
+    folder: tuple[int | None, ...] | None = None
     refused: str | None = None
     seen: object = None
 
@@ -65,8 +66,8 @@ class ValueFile(Keeper):
         """Raise StructureError if the values cannot be written, and CodecError for a value that cannot be stored."""
         if self.refused is not None:
             raise StructureError(self.refused)
-        result = _fs.get_status(self.path)
-        if result is None or (self.folder is not None and _fs.get_identity(result) != self.folder):
+        found = _fs.identify_path(self.path)
+        if found is None or (self.folder is not None and found[: len(self.folder)] != self.folder):
             raise self._stale_error(node)
         for value in () if self.allow_pickle else values:
             try:

@@ -17,13 +17,12 @@ from td_core.array_formats import (
     as_mapped,
     build_leaves,
     check_in_place,
-    identify_file,
     list_names,
     refuse_values,
     restore,
 )
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, set_module
+from td_core.spi import check_mode, identify_file, set_module
 from td_core.typing import SourceIndex
 
 from ._byte_ranges import open_place

@@ -18,6 +18,7 @@ from td_core.errors import StructureError
 from td_core.spi import (
     LEAF_KINDS,
     PLAIN,
+    LazyFunction,
     MultiPlan,
     Node,
     ShapePlan,
@@ -37,6 +38,9 @@ from ._value_nodes import ValueNode, kind_mismatch_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+#: Programs without stored tensors do not import their class.
+_convert_stored = LazyFunction(__package__, "._stored_unbatched", "convert_stored")
 
 
 # A state dict contains the tensor itself, so torch.load(weights_only=True) must accept the class.
@@ -318,13 +322,6 @@ def _show(payload: Tensor) -> object:
     return shown
 
 
-def _convert_stored(tensor: Tensor, *, unbatched: bool) -> Any:
-    # Programs without stored tensors do not import their class.
-    from ._stored_unbatched import convert_stored
-
-    return convert_stored(tensor, unbatched)
-
-
 def _is_own(tensor: Tensor) -> bool:
     """Return True if the tensor object must be kept: a leaf that requires grad, or a parameter."""
     return (tensor.requires_grad and tensor.is_leaf) or isinstance(tensor, nn.Parameter)
@@ -333,7 +330,8 @@ def _is_own(tensor: Tensor) -> bool:
 def _plain(tensor: Tensor) -> Tensor:
     """Convert an UnbatchedTensor to a plain tensor with the same memory, a stored one to a StoredTensor."""
     if is_stored(tensor):
-        return _convert_stored(tensor, unbatched=False)
+        stored: Tensor = _convert_stored(tensor, unbatched=False)
+        return stored
     if not torch.compiler.is_compiling():
         return tensor.as_subclass(Tensor)
     # torch.compile cannot trace as_subclass(Tensor), but an operation without __torch_function__ gives a plain tensor.

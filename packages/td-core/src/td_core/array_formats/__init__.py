@@ -18,7 +18,6 @@ tensor([1.], dtype=torch.bfloat16)
 from __future__ import annotations
 
 from .._encoded_tables import make_table_header, prune_table
-from .._file_identity import FileIdentity, identify_file
 from .._header_limits import get_most_nodes, read_shape
 from ._array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
 from ._batch_sizes import find_batch_sizes
@@ -48,10 +47,10 @@ from ._rows import Rows, Stack, TableBuilder
 from ._table_edits import TableEdit, find_row
 
 __all__ = [
-    "ArrayPlan", "Change", "FileIdentity", "KeptSource", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor",
+    "ArrayPlan", "Change", "KeptSource", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor",
     "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "TableBuilder", "TableEdit", "as_mapped", "as_storable",
     "build_collection", "build_leaves", "check_arrays", "check_growing", "check_in_place", "compute_check", "describe_arrays",
-    "find_batch_sizes", "find_row", "get_most_nodes", "get_stored", "identify_file", "is_nested", "list_names",
+    "find_batch_sizes", "find_row", "get_most_nodes", "get_stored", "is_nested", "list_names",
     "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into", "read_shape",
     "refuse_values", "report_damage", "restore", "sync_file", "view_mapped",
 ]  # fmt: skip
