@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from td_core import (
+    Buffer,
     CodecError,
     Encoded,
     FormatError,
@@ -170,6 +171,52 @@ DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "value": (edit(["nodes", 0, "values"], [["v", 0]]), "value 'v' of node 0 refers to 0"),
     "writer": (edit(["nodes", 0, "from"], 1), "node 0 was written by 1"),
 }
+
+
+def make_parameters() -> TensorDictParams:
+    """Return parameters and buffers on three levels, each in a role of its own."""
+    weight, frozen = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    below = {"c": frozen, "deep": {"e": Buffer(torch.ones(1))}, "d": torch.zeros(3)}
+    beside = {"w": torch.nn.Parameter(torch.ones(1))}
+    inner = TensorDict(
+        {"m": below, "w": weight, "i": torch.tensor(3), "b": Buffer(torch.zeros(1)), "n": beside}
+    )
+    return TensorDictParams(inner, no_convert=True)
+
+
+SELECTED = [
+    "w",
+    "b",
+    "i",
+    "m",
+    ("m", "c"),
+    ("m", "d"),
+    ("m", "deep", "e"),
+    ("n", "w"),
+    ["b", ("m", "deep")],
+    [("n", "w"), "w"],
+]
+
+
+@pytest.mark.parametrize("keys", SELECTED, ids=str)
+@pytest.mark.parametrize("prefix", [(), ("net",), ("a", "net")])
+def test_select_keys_of_parameters_keeps_their_roles(keys: Any, prefix: tuple[str, ...]) -> None:
+    data: Any = make_parameters()
+    for key in reversed(prefix):
+        data = TensorDict({key: data, "step": torch.tensor(7)})
+    chosen = [
+        key if isinstance(key, tuple) else (key,) for key in (keys if isinstance(keys, list) else [keys])
+    ]
+    found, _ = read_back(data, [(*prefix, *key) for key in chosen])
+    expected = data.select(*[(*prefix, *key) for key in chosen])
+    assert list(found.keys(True, True)) == list(expected.keys(True, True))
+    for key in expected.keys(True, True):
+        leaf, other = found.get(key), expected.get(key)
+        assert type(leaf) is type(other)
+        assert leaf.requires_grad == other.requires_grad
+        assert torch.equal(leaf, other)
+    assert type(found.get(prefix) if prefix else found) is TensorDictParams
+
 
 STACK, DENSE = "LazyStackedTensorDict", "TensorDict"
 #: Kinds and metadata of a node without entries that no collection has.

@@ -177,6 +177,17 @@ def _unflatten_params(record: Record) -> TensorDictParams:
     return params
 
 
+def _select_roles(
+    meta: dict[str, object], paths: list[tuple[str, ...]], selected: list[tuple[str, ...]]
+) -> dict[str, object]:
+    """Return the header of parameters with the roles of selected leaves; unchanged if they do not fit the leaves."""
+    roles = meta.get("roles")
+    if not isinstance(roles, str) or len(roles) != len(paths):
+        return meta
+    letters = dict(zip(paths, roles, strict=True))
+    return {**meta, "roles": "".join(letters[path] for path in selected)}
+
+
 #: Attributes of a new module with their defaults, and the attributes that a record omits or stores in another form.
 _BARE = {**vars(torch.nn.Module()), "_get_hooks": []}
 _STATE = frozenset({"_compiled_call_impl", "_no_convert", "_tensordict", "training"})
@@ -255,6 +266,7 @@ for _kind in (
         _unflatten_params,
         _PARAMS_LAYOUTS,
         attributes=_attributes_of_params,
+        select=_select_roles,
     ),
 ):
     KINDS.add(_kind)

@@ -163,9 +163,11 @@ class _Selection:
                 todo.append((old, path, whole))
             return known[item]
 
+        origins: list[int] = []
         add(0, (), () in self.wanted)
         for new in result:  # grows in the loop
             old, path, whole = todo.popleft()
+            origins.append(old)
             row = self.rows[old]
             for group in ("entries", "members"):
                 for below, key, ref in self._select_children(row, group, path, whole):
@@ -174,10 +176,19 @@ class _Selection:
                         new[group].append([key, add(ref, below, chosen)])
                     elif chosen:
                         new[group].append([key, ref])
+        self._select_headers(result, origins)
         if any(ref <= position for position, row in enumerate(result) for ref in _list_children(row)):
             order = sort_topologically(result)
             result = [result[position] for position in order]
         return result
+
+    def _select_headers(self, result: list[Row], origins: list[int]) -> None:
+        """Let kinds adapt the headers of their nodes to the leaves that are selected."""
+        for position, row in enumerate(result):
+            kind = kinds.find(row["kind"])
+            if kind is not None and kind.select is not None:
+                paths = (_list_leaf_keys(self.rows, origins[position]), _list_leaf_keys(result, position))
+                row["meta"] = kind.select(row["meta"], *paths)
 
     def _select_children(
         self, row: Row, group: str, path: tuple[str, ...], whole: bool
@@ -190,6 +201,25 @@ class _Selection:
             return children
         children = [child for child in children if child[0] in self.ranks]
         return sorted(children, key=lambda child: self.ranks[child[0]])
+
+
+def _list_leaf_keys(rows: list[Row], root: int) -> list[tuple[str, ...]]:
+    """Return the key paths of the leaves below a node, in the order in which ``walk_levels`` visits them in a collection."""
+    result: list[tuple[str, ...]] = []
+    todo: list[tuple[list[Row], tuple[str, ...]]] = [([rows[root]], ())]
+    while todo:
+        nodes, path = todo.pop()
+        while any(row["members"] for row in nodes):
+            nodes = [member for row in nodes for member in [rows[i] for _, i in row["members"]] or [row]]
+        entries = [dict(row["entries"]) for row in nodes if not has_leaf_kind(row)]
+        # A lazy stack has the keys that all members have.
+        for key, ref in entries[0].items() if entries else ():
+            if all(key in other for other in entries):
+                if isinstance(ref, list):
+                    result.append((*path, key))
+                else:
+                    todo.append(([rows[other[key]] for other in entries], (*path, key)))
+    return result
 
 
 def _list_children(row: Row) -> list[int]:

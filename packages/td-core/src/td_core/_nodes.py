@@ -65,6 +65,8 @@ class NodeKind:
             to the record. Default: the whole ``__dict__`` of an instance of a subclass, if instances of the class
             itself have no ``__dict__``. Slots that a subclass adds are always kept.
         is_leaf: True if users see a node as one leaf, so that the keys of its record are not a part of key paths.
+        select: function from the header of a record, the key paths of all leaves below it, and those of the leaves that are
+            selected, to the header of a record with the selected leaves. Default: the same header.
 
     >>> KINDS["TensorDict"].type.__name__
     'TensorDict'
@@ -78,6 +80,9 @@ class NodeKind:
     with_class: bool = False
     attributes: Callable[[Any], dict[str, Any]] | None = None
     is_leaf: bool = False
+    select: (
+        Callable[[dict[str, Any], list[tuple[str, ...]], list[tuple[str, ...]]], dict[str, Any]] | None
+    ) = None
 
     def record_of(self, node: Core, format_name: str = "", path: tuple[str, ...] = ()) -> Record:
         """Flatten a node of this kind with the layout of a format; ``path`` is its key path, for messages.
