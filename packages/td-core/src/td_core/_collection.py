@@ -517,13 +517,6 @@ def get_lead(leaf: Tensor, ndim: int) -> torch.Size:
     return leaf.shape[:ndim]
 
 
-def align_dims(value: Tensor, ndim: int, batch_dims: int) -> Tensor:
-    """Insert dims of size one after the batch dims, so that a value of fewer dims broadcasts to ``ndim`` dims."""
-    if not 0 < batch_dims <= value.ndim < ndim:
-        return value
-    return value[(slice(None),) * batch_dims + (None,) * (ndim - value.ndim)]
-
-
 def identity(leaf: Tensor) -> Tensor:
     """Return the leaf unchanged."""
     return leaf

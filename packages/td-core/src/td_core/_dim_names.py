@@ -13,7 +13,7 @@ from .errors import DimNamesError, StructureError
 from .typing import Names
 
 if TYPE_CHECKING:
-    from ._collection import Core
+    from ._collection import Child, Core
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:
@@ -97,9 +97,11 @@ def join_names(node: Core, entry: Core, names: Names | None) -> Names | None:
     return result
 
 
-def take_names(node: Any, entry: Core) -> None:
+def take_names(node: Any, entry: Child) -> None:
     """Give a node the dim names of an entry, for its dims without a name."""
-    if entry._names is not None and (joined := join_names(node, entry, node._names)) != node._names:
+    if isinstance(entry, Tensor) or entry._names is None:
+        return
+    if (joined := join_names(node, entry, node._names)) != node._names:
         node._set_names(joined)
 
 

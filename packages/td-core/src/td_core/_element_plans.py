@@ -81,6 +81,13 @@ def append_dims(prefix: Tensor, ndim: int) -> Tensor:
     return prefix[index]
 
 
+def align_dims(value: Tensor, ndim: int, batch_dims: int) -> Tensor:
+    """Insert dims of size one after the batch dims, so that a value of fewer dims broadcasts to ``ndim`` dims."""
+    if not 0 < batch_dims <= value.ndim < ndim:
+        return value
+    return value[(slice(None),) * batch_dims + (None,) * (ndim - value.ndim)]
+
+
 @cache_plans
 def repeat_plan(batch: Shape, repeats: Sequence[int]) -> ShapePlan:
     """Build the plan of ``repeat``."""

@@ -152,8 +152,7 @@ class TensorDict(TensorDictBase):
 
     def _fill(self, source: Mapping[Any, object], non_blocking: bool) -> None:
         """Check and store the entries of a mapping, with a fast path for plain tensors under string keys."""
-        data, size, device = self._dict, self._batch_size, self._device
-        ndim = len(size)
+        data, size, device, ndim = self._dict, self._batch_size, self._device, len(self._batch_size)
         fitting: torch.Size | None = None
         for key, value in source.items():
             if type(key) is not str:
@@ -175,14 +174,12 @@ class TensorDict(TensorDictBase):
                             fitting = shape
                             continue
                 elif type(value) is dict and self._names is None:
-                    data[key] = entry = build_nested(value, size, None, (key,))
-                    if entry._names is not None:
-                        take_names(self, entry)
+                    data[key] = child = build_nested(value, size, None, (key,))
+                    take_names(self, child)
                     continue
             # Skip the check for cycles: no node can contain this one while it is under construction.
-            data[key] = child = coerce_for(self, value, (key,), non_blocking)
-            if not isinstance(child, Tensor):
-                take_names(self, child)
+            data[key] = entry = coerce_for(self, value, (key,), non_blocking)
+            take_names(self, entry)
 
     def _fill_nested(
         self, source: Mapping[object, object], key: Any, value: object, non_blocking: bool

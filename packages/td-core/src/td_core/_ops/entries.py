@@ -169,8 +169,7 @@ class EntryMixin(Core):
             if not isinstance(entry, Tensor):
                 check_cycle(node, entry, (*prefix, key))
             node._set_child(key, entry)
-            if not isinstance(entry, Tensor):
-                take_names(node, entry)
+            take_names(node, entry)
             return
         path = unravel_key_to_tuple(key)
         node = self
@@ -517,8 +516,7 @@ def _set_new(
     for part in reversed(path[1:]):
         entry = make_dense({part: entry}, node.batch_size, node.device, names)
     add_nested(node, path[0], entry)
-    if not isinstance(entry, Tensor):
-        take_names(node, entry)
+    take_names(node, entry)
 
 
 def _name_parents(parents: list[Core], node: Core) -> None:

@@ -20,7 +20,6 @@ from .._collection import (
     LEAF_KINDS,
     Core,
     Walked,
-    align_dims,
     check_keys,
     check_same_form,
     check_same_keys,
@@ -28,6 +27,7 @@ from .._collection import (
     leaf_node_mismatch_error,
 )
 from .._dtypes import keep_scalar
+from .._element_plans import align_dims
 from .._foreach import (
     Op,
     foreach,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import Child, Core, align_dims, check_keys, make_dense, show_path, unwrap_entry
+from .._collection import Child, Core, check_keys, make_dense, show_path, unwrap_entry
+from .._element_plans import align_dims
 from .._indexing import BoundIndex, IndexPlan
 from .._locking import check_unlocked
 from .._torch_private import assert_in_graph

@@ -16,7 +16,6 @@ from .._collection import (
     Child,
     Core,
     add_nested,
-    align_dims,
     check_cycle,
     check_keys,
     concurrent_change_error,
@@ -25,6 +24,7 @@ from .._collection import (
     show_path,
 )
 from .._dim_names import check_tails, inherit_names, join_names, lift_names, set_batch_size
+from .._element_plans import align_dims
 from .._foreach import PLAIN
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
