@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import td_core
 from td_core import TensorDict, lazy_stack
 from td_core.errors import FormatError, MissingPluginError
 
@@ -311,3 +315,62 @@ def test_consolidate_view_of_leaf_builds_new_storage() -> None:
     storage = storage_of(other.consolidate(metadata=True))
     loaded = from_buffer(storage)
     assert loaded["b"].tolist() == [[0, 1], [2, 3]] and loaded["a"].tolist() == [0, 1, 2, 3]
+
+
+def write_twice(path: Path, old: bytes, new: bytes) -> None:
+    """Replace bytes of the header of a safetensors file."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:end].replace(old, new, 1)
+    assert header != content[8:end]
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+
+
+def repeat_in_h5(path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "r+") as file:
+        text = bytes(file.attrs["td.0"]).replace(b'"nodes":', b'"nodes":[],"nodes":', 1)
+        file.attrs["td.0"], file.attrs["td.crc"] = np.bytes_(text), np.bytes_(b"%08x" % zlib.crc32(text))
+
+
+def repeat_in_text(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+#: The format of a save, its options, and how an object of its JSON gets a key twice.
+REPEATED: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
+    "rows": ("safetensors", {}, lambda path: write_twice(path, b'"a":{', b'"a":{},"a":{')),
+    "td header": ("safetensors", {}, lambda path: write_twice(path, b'\\"nodes\\":', b'\\"nodes\\":[],\\"nodes\\":')),
+    "index": (
+        "safetensors", {"max_shard_size": 10},
+        lambda path: repeat_in_text(path / "model.safetensors.index.json", '"a":', '"a": "x", "a":'),
+    ),
+    "attributes": ("hdf5", {}, repeat_in_h5),
+    "group": ("zarr", {}, lambda path: repeat_in_text(path / "zarr.json", '"attributes":', '"attributes": {}, "attributes":')),
+    "meta.json": ("memmap", {}, lambda path: repeat_in_text(path / "meta.json", '"a":', '"a": 1, "a":')),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "repeat"), REPEATED.values(), ids=REPEATED)
+def test_load_repeated_key_raises(name: str, options: Any, repeat: Any, tmp_path: Path) -> None:
+    pytest.importorskip(f"td_{name}")
+    td_core.save(TensorDict({"a": torch.arange(3)}), tmp_path / "save", format=name, **options)
+    repeat(tmp_path / "save")
+    for read in (td_core.load, td_core.open, td_core.inspect):
+        with pytest.raises(FormatError, match=r"save.*(duplicate key|damaged)"):
+            read(tmp_path / "save", format=name)
+
+
+@pytest.mark.once
+def test_json_of_files_is_parsed_in_one_place() -> None:
+    root = Path(__file__).parents[1]
+    found = {
+        path.name
+        for path in root.glob("packages/*/src/*/**/*.py")
+        if "testing" not in path.parts and re.search(r"\bjson\.loads?\(", path.read_text(encoding="utf-8"))
+    }
+    assert found <= {"_write_save.py", "_array_documents.py", "_value_codec.py"}, (
+        "use parse_json, which refuses repeated keys"
+    )

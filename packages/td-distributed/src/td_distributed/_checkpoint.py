@@ -13,7 +13,7 @@ from typing import Any
 
 from td_core import join_value, split_value
 from td_core.errors import StructureError
-from td_core.spi import set_module, show_path
+from td_core.spi import parse_json, set_module, show_path
 
 #: Prefix of the keys that hold non-tensor values: one JSON text per node, in the encoding that files use.
 VALUES = "<values>"
@@ -82,7 +82,7 @@ class DistributedStateful:
         """
         state: Any = OrderedDict(state_dict)
         provided = [key for key in state if key.startswith(VALUES)]
-        values = {key.removeprefix(VALUES): json.loads(state.pop(key)) for key in provided}
+        values = {key.removeprefix(VALUES): parse_json(state.pop(key)) for key in provided}
         state._metadata = self.collection.state_dict()._metadata
         held = [level for level, meta in state._metadata.items() if "_non_tensor" in meta]
         if set(held) != set(values):

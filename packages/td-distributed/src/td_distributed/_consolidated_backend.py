@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -269,7 +268,7 @@ def rebuild_consolidated(
     """Rebuild the collection that :meth:`ConsolidatedBackend.reduce` pickled; raise FormatError if the pickle is damaged."""
     # ``attributes`` are those of the nodes below the root, by position of the node.
     if isinstance(storage, Leaves):
-        nodes, columns = json.loads(schema)
+        nodes, columns = parse_json(schema)
         (data,) = storage.tensors
         leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
         encoded = Encoded(nodes, leaves, values, classes, attributes or {})

@@ -17,7 +17,7 @@ from td_core import TensorCollection, encode
 from td_core.errors import StructureError
 from td_core.plugins.declarations import implements
 from td_core.plugins.distributed_methods import DistributedMethods
-from td_core.spi import copy_all, is_stored, show_path
+from td_core.spi import copy_all, is_stored, parse_json, show_path
 
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._group import Group, bytes_to_text, peer_error, text_to_bytes
@@ -233,8 +233,8 @@ def _structure_error(every: list[Tensor]) -> StructureError:
     with _consolidated_file.convert_damage("what a rank says of its structure"):
         first, *others = (
             {
-                tuple(map(str, json.loads(path))): result
-                for path, result in json.loads(bytes_to_text(item)).items()
+                tuple(map(str, parse_json(path))): result
+                for path, result in parse_json(bytes_to_text(item)).items()
             }
             for item in every
         )

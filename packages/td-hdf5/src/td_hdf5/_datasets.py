@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from td_core.errors import FormatError
+from td_core.spi import parse_json
 
 from ._h5_files import H5_ERRORS, convert_errors, show_error
 
@@ -367,7 +368,7 @@ def read_header(file: object, path: str) -> Any:
         text, checksum = b"".join(pieces), _read_text(root, b"td.crc")
         if checksum != b"%08x" % zlib.crc32(text):
             raise FormatError(f"{path}: the td header is damaged: its checksum differs")
-        return json.loads(text)
+        return parse_json(text.decode())
 
 
 def _read_text(owner: object, name: bytes) -> bytes:

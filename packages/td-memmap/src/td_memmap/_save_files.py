@@ -9,13 +9,12 @@ the save if it is as recorded there, or if it is metadata that is no longer JSON
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from td_core.errors import FormatError
-from td_core.spi import visit
+from td_core.spi import parse_json, visit
 
 from . import _file_names
 from ._fs import Parts
@@ -48,7 +47,7 @@ _NO_JSON = object()
 def _read(tree: FileTree, parts: Parts, name: str) -> Any:
     """Parse a JSON file; return ``_NO_JSON`` if it cannot be read."""
     try:
-        return json.loads(tree.read(parts, name, LIMIT))
+        return parse_json(tree.read(parts, name, LIMIT))
     except (OSError, FormatError, ValueError, RecursionError):
         return _NO_JSON
 

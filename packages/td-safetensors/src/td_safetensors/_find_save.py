@@ -19,7 +19,7 @@ from td_core.errors import FormatError
 
 from ._byte_ranges import LocalReader, RangeReader, RangeSource
 from ._files import open_for_reading, read_bytes
-from ._format import DTYPES, Array, Header, get_dtype, parse_json, read_header
+from ._format import DTYPES, MAX_HEADER, Array, Header, get_dtype, parse_json, read_header
 from ._reference import build_foreign_table, read_reference
 from ._remote_files import RemoteFile, connect, is_url
 from ._shards import check_weight_map, choose_file
@@ -161,8 +161,9 @@ def _open_shards(path: str, stack: contextlib.ExitStack) -> Save:
     while True:
         with open_for_reading(path) as fd, contextlib.ExitStack() as opened:
             before = os.fstat(fd)
-            with open(fd, "rb", closefd=False) as file:
-                index = parse_json(file.read(), path)
+            if before.st_size > MAX_HEADER:
+                raise FormatError(f"{path} is too long for an index of shards: it has {before.st_size} bytes")
+            index = parse_json(read_bytes(fd, before.st_size, 0), path)
             try:
                 weights = check_weight_map(index, path)
                 arrays = _open_weight_map(weights, path, partial(_open_shard, path, opened))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from td_core import Encoded, split_value
 from td_core.array_formats import TableBuilder, find_batch_sizes
 from td_core.errors import CodecError, FormatError
+from td_core.spi import parse_json
 
 from ._array_documents import ArrayInfo
 from ._array_engines import read_now
@@ -137,8 +137,8 @@ class ForeignGroup(TableBuilder):
         where = f"{self.objects.where}: the value {info.name!r}"
         if encoding == "json":
             try:
-                return json.loads(payload)
-            except ValueError as error:
+                return parse_json(payload.decode())
+            except (ValueError, RecursionError) as error:
                 raise FormatError(f"{where} is not valid JSON: {error}") from error
         if encoding != "pickle":
             raise FormatError(f"{where} has the encoding {encoding!r:.100}; expected 'json' or 'pickle'")
