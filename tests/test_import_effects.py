@@ -58,7 +58,7 @@ after, attributes_after = tables(), attributes()
 assert json.dumps([*map(list, settings())], default=str) == settings_before
 assert all(before[name] <= after[name] for name in before)
 added = {name: sorted(after[name] - before[name]) for name in before}
-added["functions of torch.vmap"] = sorted({
+added["functions of torch.func"] = sorted({
     name for (module, name), value in attributes_before.items() if attributes_after.get((module, name)) is not value
 })
 print(json.dumps({"added": added, "modules": sorted(sys.modules)}))

@@ -271,3 +271,12 @@ def test_read_non_tensor_stack_inside_vmap_raises() -> None:
     with pytest.raises(StructureError, match="vmap took a dim away"):
         torch.vmap(lambda td: td["x"] + len(td["task"]))(make_record((2, 3)))
     assert torch.vmap(lambda td: td["x"] + len(td["one"]))(make_record((2, 3))).shape == (2, 3, 4)
+
+
+def test_vmap_over_collection_of_values_only_keeps_their_order() -> None:
+    rows = [["a", "b", "c"], ["d", "e", "f"]]
+    data = TensorDict({"v": NonTensorStack.from_list(rows, 2), "w": "s"}, batch_size=[2, 3])
+    for in_dim, out_dim, wanted in ((0, 0, rows), (1, 1, rows), (1, 0, [list(row) for row in zip(*rows)])):
+        result = torch.vmap(lambda data: data, (in_dim,), out_dim)(data)
+        assert result.batch_size == torch.Size([len(wanted), len(wanted[0])])
+        assert result.get("v").tolist() == wanted and result["w"] == "s"

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ._collection import Core, get_tree_children
 from ._lazy_stack import LazyStackedTensorDict
+from ._mapped_dims import is_mapping, note_whole
 from ._pytree import leaves_below, register, register_with_subclasses
-from ._torch_private import exit_transforms, functorch_level, is_innermost_transform
+from ._torch_private import exit_transforms, functorch_level, get_mapped_dim, is_innermost_transform
 from ._walks import expand
 from ._writes.members import unbind_members
 from .errors import StructureError
@@ -92,26 +93,39 @@ def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
         behind, name, ndim, depth, _ = context
         result = len(whole.batch_size) if isinstance(whole, Core) else 0
         leaves = [leaf for leaf in leaves_below(items) if isinstance(leaf, Tensor)]
+        mapped = get_mapped_dim(leaves[0]) if result == ndim - 1 and leaves and is_mapping() else None
+        if mapped is not None and mapped >= ndim - behind:
+            # vmap took the stack dim, or one behind it, so that the stack dim counts from the front.
+            if mapped == ndim - behind:
+                note_whole(whole, lambda dense, dim: _split(cls, dense, dim, context))
+                return whole
+            behind -= 1
         # In a Jacobian, collections replace leaves and add their own dims, so the result is not split along the stack dim.
         if behind > result or _measure_depth(whole) > depth or is_innermost_transform(leaves):
             return whole
         dim = result - behind
-        with exit_transforms(leaves):
-            stack = cls._of(unbind_members(whole, dim), dim)
-        stack._empty_size = whole.batch_size
-        names = whole._names if isinstance(whole, Core) else None
-        stack._stack_dim_name = names[dim] if names is not None else name if result == ndim else None
-    else:
-        dim, name, _, ndims, _ = context
-        leaves = leaves_below(items) if functorch_level() is not None else []
-        if any(isinstance(leaf, Tensor) and leaf.ndim != ndim for leaf, ndim in zip(leaves, ndims)):
-            raise StructureError(
-                "torch.vmap, also inside jacrev, jacfwd and hessian, cannot take a dim from a lazy stack whose members "
-                "differ in keys, shapes or dtypes, nor add one: pad or cast them first, see to_padded_tensor() and to(), "
-                "or map over each member"
-            )
-        stack = cls._of(items, dim)
-        stack._stack_dim_name = name
+        return _split(cls, whole, dim, context, name if result == ndim else None)
+    dim, name, _, ndims, _ = context
+    leaves = leaves_below(items) if functorch_level() is not None else []
+    if any(isinstance(leaf, Tensor) and leaf.ndim != ndim for leaf, ndim in zip(leaves, ndims)):
+        raise StructureError(
+            "torch.vmap, also inside jacrev, jacfwd and hessian, cannot take a dim from a lazy stack whose members "
+            "differ in keys, shapes or dtypes, nor add one: pad or cast them first, see to_padded_tensor() and to(), "
+            "or map over each member"
+        )
+    stack = cls._of(items, dim)
+    stack._stack_dim_name = name
+    stack._hook_in, stack._hook_out = context.hooks
+    return stack
+
+
+def _split(cls: Any, whole: Any, dim: int, context: Whole, name: str | None = None) -> Any:
+    """Build a lazy stack of the slices of a dense stack; ``name`` is that of the stack dim if the dense one has no names."""
+    with exit_transforms([leaf for leaf in leaves_below([whole]) if isinstance(leaf, Tensor)]):
+        stack = cls._of(unbind_members(whole, dim), dim)
+    stack._empty_size = whole.batch_size
+    names = whole._names if isinstance(whole, Core) else None
+    stack._stack_dim_name = names[dim] if names is not None else name
     stack._hook_in, stack._hook_out = context.hooks
     return stack
 

@@ -2,18 +2,29 @@
 
 torch would count the dims of each leaf, including its feature dims. vmap has no extension point for this, so this
 module wraps the internal functions of torch that read the dims. Dim 0 is passed unchanged.
+
+A collection without leaves has nothing that torch could map: a placeholder of its batch size is mapped in its place. A lazy
+stack whose stack dim is mapped is dense inside vmap; if the function returns that very collection, the result is lazy again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ._collection import Core
+from ._foreach import PLAIN
+from ._mapped_names import get_names_after, get_names_before
+from ._pytree import has_leaves, resize_empty
+from ._torch_private import add_batch_dim, get_mapped_dim, wrap_vmap
 from ._torch_private import pytree as torch_pytree
-from ._torch_private import wrap_vmap
-from ._walks import walk
+from ._walks import walk, zip_walk
 
 
 def normalize_dims(dims: object, provided: object, count: Callable[[int, Core], int]) -> object:
@@ -65,12 +76,91 @@ def _dim_of(dim: int, ndim: int, node: Core, provided: str) -> int:
     return dim % ndim
 
 
+class _Calls(threading.local):
+    """The lazy stacks that the calls of vmap in this thread made dense, by level; None while no arguments are mapped."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[weakref.ref[Core], Callable[[Any, int], Any]]] | None = None
+        self.by_level: dict[int, list[tuple[weakref.ref[Core], Callable[[Any, int], Any]]]] = {}
+
+
+_calls = _Calls()
+
+
+def is_mapping() -> bool:
+    """Return True while vmap builds the arguments of its function."""
+    return not torch.compiler.is_compiling() and _calls.found is not None
+
+
+def note_whole(whole: Core, split: Callable[[Any, int], Any]) -> None:
+    """Note the dense stack that a function gets for a lazy one; ``split(result, dim)`` makes a lazy stack of its result."""
+    if _calls.found is not None:
+        _calls.found.append((weakref.ref(whole), split))
+
+
+def _create_inputs(original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def create(dims: object, args: object, level: int, spec: object) -> object:
+        if torch.compiler.is_compiling():
+            return original(dims, args, level, spec)
+        before, _calls.found = _calls.found, []
+        try:
+            return original(dims, args, level, spec)
+        finally:
+            _calls.by_level[level], _calls.found = _calls.found, before
+
+    return create
+
+
+class Placeholder:
+    """A collection without leaves in the arguments or results of vmap: a pytree node with one leaf of its batch size."""
+
+    def __init__(self, node: Core, leaf: Tensor) -> None:
+        self.node = node
+        self.leaf = leaf
+        self.names = get_names_before(node._names, [leaf])
+
+
+def _fill_placeholder(leaves: Iterable[Any], item: Placeholder) -> Any:
+    """Return the collection with the batch size of the mapped leaf."""
+    (leaf,) = leaves
+    if not isinstance(leaf, Tensor):
+        return leaf  # vmap counts leaves by a tree of ints
+    result = item.node._shallow_copy()
+    resize_empty(result, leaf.shape, get_mapped_dim(leaf))
+    result._set_names(get_names_after(item.names, leaf.shape, [leaf]))
+    return result
+
+
+torch_pytree.register_pytree_node(Placeholder, lambda item: ([item.leaf], item), _fill_placeholder)
+
+
+def _hold_places(tree: Any, make: Callable[[Core], Tensor], least: int = 0) -> Any:
+    """Replace the collections of a tree that have no leaves, and at least ``least`` batch dims, by placeholders."""
+    if type(tree) in PLAIN or torch.compiler.is_compiling():
+        return tree
+
+    def hold(item: Any) -> Any:
+        is_empty = isinstance(item, Core) and len(item.batch_size) >= least and not has_leaves(item)
+        return Placeholder(item, make(item)) if is_empty else item
+
+    return torch_pytree.tree_map(hold, tree, is_leaf=_is_node)
+
+
+def _make_leaf(node: Core, *mapped: int) -> Tensor:
+    """Return a tensor without memory of a batch size, behind the ``mapped`` sizes."""
+    return torch.empty((*mapped, *node.batch_size), device="meta")
+
+
 def _read_in_dims(original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
     def process(in_dims: object, args: tuple[object, ...], func: object) -> object:
         if in_dims != 0 and args:
             in_dims = normalize_dims(in_dims, args, get_argument_dim)
-        return original(in_dims, args, func)
+        if torch.compiler.is_compiling():
+            return original(in_dims, args, func)
+        held = args if PLAIN.issuperset(map(type, args)) else _hold_places(args, _make_leaf, 1)
+        return original(in_dims, held, func)
 
     return process
 
@@ -83,10 +173,54 @@ def _unpack(out_dims: Any, outputs: object) -> object:
 
 def _read_out_dims(original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
-    def unwrap(outputs: object, out_dims: object, *args: object) -> object:
-        return original(outputs, normalize_dims(_unpack(out_dims, outputs), outputs, get_result_dim), *args)
+    def unwrap(outputs: object, out_dims: object, level: int, size: int, func: object) -> object:
+        def make(node: Core) -> Tensor:
+            made: Tensor = add_batch_dim(_make_leaf(node, size), 0, level)
+            return made
+
+        dims = normalize_dims(_unpack(out_dims, outputs), outputs, get_result_dim)
+        if torch.compiler.is_compiling():
+            return original(outputs, dims, level, size, func)
+        result = original(_hold_places(outputs, make), dims, level, size, func)
+        for reference, split in _calls.by_level.pop(level, ()):
+            if (whole := reference()) is not None:
+                result = _split_again(result, outputs, dims, whole, split)
+        return result
 
     return unwrap
+
+
+def _split_again(result: Any, outputs: Any, dims: Any, whole: Core, split: Callable[[Any, int], Any]) -> Any:
+    """Make lazy stacks of the results that belong to ``whole`` in the outputs of the function."""
+    given, _ = torch_pytree.tree_flatten(outputs, is_leaf=_is_node)
+    made, spec = torch_pytree.tree_flatten(result, is_leaf=_is_node)
+    flat, prefix = torch_pytree.tree_flatten(dims, is_leaf=lambda item: item is None)
+    positions = [
+        dim
+        for dim, part in zip(flat, prefix.flatten_up_to(outputs), strict=True)
+        for _ in torch_pytree.tree_leaves(part, is_leaf=_is_node)
+    ]
+    for i, (item, dim) in enumerate(zip(given, positions, strict=True)):
+        if item is whole and dim is not None:
+            made[i] = split(made[i], dim)
+        elif isinstance(item, Core) and dim is not None:
+            for left, right in zip_walk(item, made[i]):
+                for key, child in dict(left._children()).items():
+                    if child is whole:
+                        right._set_child(key, split(right._get_child(key), dim))
+    return torch_pytree.tree_unflatten(made, spec)
+
+
+def _is_node(item: object) -> bool:
+    return isinstance(item, Core)
+
+
+def _flatten_chunks(original: Callable[..., object]) -> Callable[..., object]:
+    @wraps(original)
+    def flatten(chunks: list[Any]) -> object:
+        return original([_hold_places(chunk, _make_leaf) for chunk in chunks])
+
+    return flatten
 
 
 def _join_chunks(original: Callable[..., object]) -> Callable[..., object]:
@@ -106,4 +240,6 @@ def _dim_of_chunk(dim: int, node: Core) -> int:
 
 wrap_vmap("_process_batched_inputs", _read_in_dims)
 wrap_vmap("_unwrap_batched", _read_out_dims)
+wrap_vmap("_create_batched_inputs", _create_inputs)
+wrap_vmap("_flatten_chunks_output", _flatten_chunks)
 wrap_vmap("_concat_chunked_outputs", _join_chunks)

@@ -45,6 +45,10 @@ class _Jacobian(threading.local):
 _jacobian = _Jacobian()
 
 
+def _has_first_dim() -> bool:
+    return not torch.compiler.is_compiling() and _jacobian.has_first
+
+
 def _finish_jacobian(build: Callable[[], object], ndim: int | None) -> object:
     """Build the basis of jacrev or jacfwd, or their result, in which Jacobians replace leaves."""
     before = _jacobian.ndim, _jacobian.has_first
@@ -153,7 +157,7 @@ def encode_sizes(node: Core, children: list[Any]) -> tuple[object, ...]:
             tail = child.batch_size[ndim:]
             empty.append((position, tuple(tail)))
             children[position] = child = child._shallow_copy()
-            _resize(child, tail)
+            resize_empty(child, tail)
     return (leaf or level or torch.Size(node.batch_size), *empty)
 
 
@@ -180,9 +184,9 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
         position, extra, *is_node = source
         child = children[position]
         shape: Any = _get_shape(child) or ()
-        if _jacobian.ndim is not None and not is_node:
+        if not is_node and not torch.compiler.is_compiling() and _jacobian.ndim is not None:
             leaf = next(iter(torch_pytree.tree_leaves(child)))
-            return _resize_empty(leaf.shape[: leaf.ndim - _jacobian.ndim - extra], children, empty)
+            return _resize_children(leaf.shape[: leaf.ndim - _jacobian.ndim - extra], children, empty)
         batch_size = torch.Size(shape[:-extra] if extra else shape)
         if functorch_level() is not None or (type(child) not in PLAIN and isinstance(child, Core)):
             # A Jacobian replaces leaves by collections with different batch sizes, and vmap with out_dims=-1 adds its dim
@@ -194,17 +198,17 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
         hidden = None
         if isinstance(leaf, Tensor) and not torch.compiler.is_compiling():
             hidden = get_mapped_dim(leaf)
-        _resize_empty(batch_size, children, empty, hidden)
+        _resize_children(batch_size, children, empty, hidden)
     return batch_size
 
 
-def _resize_empty(
+def _resize_children(
     batch_size: torch.Size, children: list[Any], empty: list[Any], hidden: int | None = None
 ) -> torch.Size:
-    """Set the batch size of the children without leaves, and return it; ``hidden`` as for :func:`_resize`."""
+    """Set the batch size of the children without leaves, and return it; ``hidden`` as for :func:`resize_empty`."""
     for position, tail in empty:
         if isinstance(children[position], Core):
-            _resize(children[position], torch.Size((*batch_size, *tail)), hidden)
+            resize_empty(children[position], torch.Size((*batch_size, *tail)), hidden)
     return batch_size
 
 
@@ -241,7 +245,7 @@ def _find_common_prefix(first: torch.Size, second: tuple[object, ...]) -> torch.
     return first[: same.index(False) if False in same else len(same)]
 
 
-def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> None:
+def resize_empty(root: Core, batch_size: torch.Size, hidden: int | None = None) -> None:
     """Set the batch size of a tree without leaves. ``hidden`` is the batch dim that vmap maps over, or None."""
 
     def resize(node: Core, size: torch.Size) -> Iterator[tuple[object, torch.Size]]:
@@ -268,7 +272,7 @@ def register_mapping(cls: Any) -> None:
         keys, sizes, device, names = context
         children = list(values)
         batch_size = infer_batch_size(children, sizes)
-        named = get_names_after(names, batch_size, children, _jacobian.has_first)
+        named = get_names_after(names, batch_size, children, _has_first_dim())
         if named is not None:
             # Children without leaves were flattened without batch dims, so they lost their dim names.
             for position, _ in sizes[1:]:
@@ -331,7 +335,7 @@ def _register_as_kind(cls: Any) -> None:
             dict(zip(keys, children)),
             batch_size=batch_size,
             device=device,
-            names=get_names_after(names, batch_size, children, _jacobian.has_first),
+            names=get_names_after(names, batch_size, children, _has_first_dim()),
         )
 
     def dump(context: Context) -> Context:
