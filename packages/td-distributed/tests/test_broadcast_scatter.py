@@ -247,7 +247,8 @@ def test_receive_invalid_part_sizes_raise(
     header = torch.tensor(numbers).numpy().tobytes()
     with pytest.raises(FormatError, match=f"the header of a message is damaged: .*{found}"):
         _wire.parts_of(header, 8)
-    assert _wire.parts_of(torch.tensor([2, 3, 5]).numpy().tobytes() + b"{}", 8) == ([3, 5], b"{}")
+    message = torch.tensor([2, 3, 5]).numpy().tobytes() + b"12345678abcdefgh{}"
+    assert _wire.parts_of(message, 8) == ([3, 5], b"12345678abcdefgh", b"{}")
     monkeypatch.setattr(_wire, "PIECE", 4)
     with pytest.raises(FormatError, match=r"2 parts of \[3, 5\]"):
         _wire.parts_of(torch.tensor([2, 3, 5]).numpy().tobytes(), 8)

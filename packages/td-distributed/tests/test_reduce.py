@@ -317,7 +317,7 @@ def send_structure_text(rank: int, text: str) -> Any:
     among, message = Group(None), text_to_bytes(text)
     call = "all_reduce with bucket_bytes=None by SUM"
     among.all_numbers(call, 1, 0, 1, 2, 3, 4)  # another digest, as of a structure with another order of keys
-    sizes = among.all_numbers(call, 1, len(message), 1, 2, 3, 4)
+    sizes = among.all_numbers(call, 1, len(text), 1, 2, 3, 4)
     return among.all_bytes(message, [size for _, size, *_ in sizes])
 
 

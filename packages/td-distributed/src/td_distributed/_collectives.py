@@ -22,7 +22,8 @@ from td_core.spi import show_path
 
 from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, peer_error, text_to_bytes
-from ._memory import get_bytes
+from ._memory import get_bytes, make_vector
+from ._message_ends import END, compare_end, compare_tails, expect_end, expect_tails
 
 #: Limit in bytes of the error text that a rank sends.
 LONGEST_TEXT = 1 << 16
@@ -52,8 +53,8 @@ class Payload:
             length, size, (self.data, *self.parts) = _wire.split_message(make(), device, apart)
         except Exception as error:  # send any error, because the other ranks wait for a message
             self.error = error
-            self.data = text_to_bytes(f"{type(error).__name__}: {error}")[:LONGEST_TEXT]
-            length, size = FAILED, len(self.data)
+            self.data = text_to_bytes(f"{type(error).__name__}: {error}", LONGEST_TEXT)
+            length, size = FAILED, len(self.data) - len(END)
         self.front = (length, size)
 
 
@@ -83,10 +84,12 @@ def receive(
     if not (0 < size <= LONGEST_TEXT if length == FAILED else 0 < length <= min(size, _wire.LARGEST_HEADER)):
         raise FormatError(f"rank {sender} announced {size} bytes, {length} of them a header")
     if size < _wire.APART or length == FAILED:
-        take(data := among.bytes(size))
+        take(data := expect_end(among.bytes(size + len(END)), size))
+        compare_end(data, size)
         return unpack([length, size], data, sender, device, named)
-    take(header := among.bytes(length))
-    sizes, text = _wire.parts_of(bytes(get_bytes(header)), size - length)
+    take(header := expect_end(among.bytes(length + len(END)), length))
+    compare_end(header, length)
+    sizes, tails, text = _wire.parts_of(bytes(get_bytes(header)[:length]), size - length)
     try:
         message = _wire.parse_message(text)
         parts = message.parts()
@@ -100,7 +103,10 @@ def receive(
             take(scratch[:item])
         raise
     storage = among.bytes(message.layout.nbytes)
-    take(*(storage[start:stop] for start, stop in parts))
+    rooms = [storage[start:stop] for start, stop in parts]
+    expect_tails(rooms, tails)
+    take(*rooms)
+    compare_tails(rooms, tails)
     return _assemble(message, storage, device, named)
 
 
@@ -153,10 +159,13 @@ def scatter(self, src, tensordicts, *, group, device):
     dist.scatter(front, fronts, src=src, group=group)
     mark, *arrived, largest = front.tolist()
     check_mark(mark)
-    data = among.bytes(largest)
+    if not 0 < arrived[1] <= largest - len(END):
+        raise FormatError(f"rank {src} announced {arrived[1]} bytes in a message of {largest}")
+    data = expect_end(among.bytes(largest), arrived[1])
     dist.scatter(data, messages, src=src, group=group)
     if error is not None:
         raise error
+    compare_end(data, arrived[1])
     return unpack(arrived, data, src, device)
 
 
@@ -184,16 +193,18 @@ def gather_and_stack(self, dst, group):
     receiver = among.rank_of(dst)
     receives = among.rank == receiver
     parcel = None if receives else Payload(lambda: self, among.device)
-    front, data = (parcel.front, parcel.data) if parcel else ((0, 0), among.bytes(0))
+    front, data = (parcel.front, parcel.data) if parcel else ((0, 0), make_vector(END))
     fronts = among.all_numbers(f"gather_and_stack to {dst}", *front)
     if any(length == FAILED for length, _ in fronts):
         _check_all_sent(fronts, among.all_bytes(data, [size for _, size in fronts]), parcel)
-    largest = max(size for _, size in fronts)
+    largest = max(size for _, size in fronts) + len(END)
     left = among.pad_bytes(data, largest)
-    room = [among.bytes(largest) for _ in fronts] if receives else None
+    room = [expect_end(among.bytes(largest), size) for _, size in fronts] if receives else None
     dist.gather(left, room, dst=dst, group=group)
     if room is None:
         return None
+    for (_, size), item in zip(fronts, room, strict=True):
+        compare_end(item, size)
     items = [unpack(fronts[rank], room[rank], rank) for rank in range(among.size) if rank != receiver]
     if items:
         _write_stacked(self, items)

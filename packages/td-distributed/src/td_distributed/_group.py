@@ -14,6 +14,7 @@ from td_core.errors import FormatError, StructureError
 from td_core.spi import as_device
 
 from ._memory import allocate, get_bytes, make_vector
+from ._message_ends import END, compare_end, expect_end
 
 #: The first number of every message: "td_wire" in ASCII.
 MARK = 0x74645F77697265
@@ -102,7 +103,7 @@ class Group:
             FormatError: a rank is in another call.
         """
         left = self.numbers(MARK + crc32(call.encode()), *values, *[0] * (6 - len(values)))
-        every = [torch.empty_like(left) for _ in range(self.size)]
+        every = [torch.zeros_like(left) for _ in range(self.size)]
         dist.all_gather(every, left, group=self.group)
         fronts = [item.tolist() for item in every]
         for front in fronts:
@@ -110,10 +111,12 @@ class Group:
         return [front[1 : len(values) + 1] for front in fronts]
 
     def all_bytes(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Gather the bytes of every rank, given their sizes; messages are padded to the largest."""
-        largest = max(sizes)
-        every = [self.bytes(largest) for _ in sizes]
+        """Gather the bytes of every rank, given their sizes without the end that each message has, in messages of one size."""
+        largest = max(sizes) + len(END)
+        every = [expect_end(self.bytes(largest), size) for size in sizes]
         dist.all_gather(every, self.pad_bytes(data, largest), group=self.group)
+        for item, size in zip(every, sizes, strict=True):
+            compare_end(item, size)
         return [item[:size] for item, size in zip(every, sizes, strict=True)]
 
     def pad_bytes(self, data: Tensor, size: int) -> Tensor:
@@ -122,12 +125,13 @@ class Group:
             return data.to(self.device)
         message = self.bytes(size)
         message[: len(data)] = data
+        message[len(data) :] = 0
         return message
 
 
-def text_to_bytes(text: str) -> Tensor:
-    """Encode a non-empty text as a uint8 tensor."""
-    return make_vector(text.encode(errors="replace"))
+def text_to_bytes(text: str, longest: int | None = None) -> Tensor:
+    """Encode a non-empty text as a uint8 tensor of at most ``longest`` bytes, and the end of a message."""
+    return make_vector(text.encode(errors="replace")[:longest] + END)
 
 
 def bytes_to_text(data: Tensor) -> str:

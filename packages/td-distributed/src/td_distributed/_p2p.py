@@ -20,13 +20,15 @@ from td_core.errors import FormatError
 from td_core.plugins.declarations import implements
 from td_core.plugins.distributed_methods import DistributedMethods
 
-from . import _reference_wire, _send_paths, _wire
+from . import _message_ends, _reference_wire, _send_paths, _wire
 from ._consolidated_backend import get_backend
 from ._group import MARK, device_of
 from ._memory import allocate, get_bytes
+from ._message_ends import compare_end, compare_tails, expect_end, expect_tails
 from ._receive import ReceiveTarget, deliver_files
 
 WIRES = ("td", "reference")
+_NO_END = bytes(len(_message_ends.END))
 
 
 @dataclass(slots=True)
@@ -207,6 +209,7 @@ def send(self, dst, *, group, group_dst, init_tag, pseudo_rand, consolidated, wi
         return
     announced, payload = _wire.make_message(self, consolidated)
     if announced.spare is None:
+        payload = [part.to(peer.device()) for part in payload]
         peer.send(*_wire.pack_message(MARK, announced.header, payload))
         return
     whole = announced.whole(payload[0])
@@ -221,6 +224,7 @@ def isend(self, dst, *, group, group_dst, init_tag, pseudo_rand, return_early, c
         messages = _reference_wire.make_messages(self, consolidated, peer.device())
     else:
         announced, payload = _wire.make_message(self, consolidated)
+        payload = [part.to(peer.device()) for part in payload]
         packed = _wire.pack_message(MARK, announced.header, payload)
         messages = [message.to(peer.device()) for message in packed]
     sending = [SendWork(peer.isend(message), message) for message in messages]
@@ -278,10 +282,12 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
     """Receive a message in two steps: the iterator yields once all bytes have arrived, then writes them."""
     device = peer.device()
     arrival = _take_arrival(collection, device)
-    first = allocate(_wire.FIRST, device) if arrival is None else arrival[0]
-    if arrival is not None:
-        # gloo accepts a shorter message, which would leave the previous header in the buffer.
-        arrival[1][:] = _wire.NOTHING
+    if arrival is None:
+        first = expect_end(allocate(_wire.FIRST, device), _wire.ROOM)
+    else:
+        first = arrival[0]
+        # gloo accepts a shorter message, which would leave the previous header or end in the buffer.
+        arrival[1][:], arrival[3][:] = _wire.NOTHING, _NO_END
     coming = peer.irecv(first)
     # Encode the collection while the message is in transit.
     target = ReceiveTarget(collection)
@@ -290,19 +296,24 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
         arrival = known.arrival(first)
     target.prepare()
     coming.wait()
-    if known is not None and arrival is not None and arrival[1] == known.front():
+    if (
+        known is not None
+        and arrival is not None
+        and arrival[1] == known.front()
+        and arrival[3] == _message_ends.END
+    ):
         yield
         target.deliver(known, arrival[2])
         known.arrivals.append(arrival)
         return
-    header, count, nbytes = _parse_first(first, peer, root)
+    header, tails, count, nbytes = _parse_first(first, peer, root)
     if not count and (named := _send_paths.parse_path(header)) is not None:
         saved = _send_paths.load(root, named)
         yield
         deliver_files(collection, saved)
         return
     stop = _wire.FRONT.size + len(header)
-    inside_first = stop + nbytes <= _wire.FIRST
+    inside_first = _wire.fits_in_first(len(header), nbytes)
     message = _read_header(target, header, count, nbytes, None if inside_first else peer)
     parts = message.parts()
     storage = allocate(message.layout.nbytes, device)
@@ -311,13 +322,18 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
             storage[begin:end] = first[stop : stop + end - begin]
             stop += end - begin
     else:
-        peer.take(*(storage[begin:end] for begin, end in parts))
+        rooms = [storage[begin:end] for begin, end in parts]
+        expect_tails(rooms, tails)
+        peer.take(*rooms)
+        compare_tails(rooms, tails)
     yield
     target.deliver(message, storage)
 
 
-def _take_arrival(collection: object, device: torch.device) -> tuple[Tensor, memoryview, Tensor] | None:
-    """Return the buffer of the last message into a collection, with its front and its payload, if it can be used again."""
+def _take_arrival(
+    collection: object, device: torch.device
+) -> tuple[Tensor, memoryview, Tensor, memoryview] | None:
+    """Return the buffer of the last message into a collection, with its front, payload and end, if it can be used again."""
     state = get_backend(collection)
     received = None if state is None or device.type != "cpu" else state.get_received()
     return received.arrivals.pop() if received is not None and received.arrivals else None
@@ -345,22 +361,31 @@ def _read_header(target: ReceiveTarget, header: bytes, count: int, nbytes: int, 
     return message
 
 
-def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple[bytes, int, int]:
-    """Parse the first message into (header, number of payload messages, their bytes); send the root if the peer requests it."""
+def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple[bytes, bytes, int, int]:
+    """Parse the first message: (header, ends of the payload messages, their number, their bytes).
+
+    If the peer requests the root, it is sent, and another first message is received.
+    """
     data = get_bytes(first)
-    mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
+    mark, length, count, nbytes, digest = _wire.FRONT.unpack_from(data)
     if mark == _send_paths.ASKS:
+        compare_end(first, _wire.ROOM)
         _send_paths.answer_root(root, peer)
-        data = get_bytes(peer.recv(first))
-        mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
-    if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
+        data = get_bytes(peer.recv(expect_end(first, _wire.ROOM)))
+        mark, length, count, nbytes, digest = _wire.FRONT.unpack_from(data)
+    if mark != MARK or not (0 < length <= _wire.LARGEST_HEADER and 0 <= count <= length):
         raise FormatError(
             "what arrived is not a message of send(); does the peer use the same wire= and init_tag=?"
         )
-    stop = _wire.FRONT.size + length
+    compare_end(first, _wire.ROOM)
+    size = length if _wire.fits_in_first(length, nbytes) else length + count * _message_ends.TAIL
+    stop = _wire.FRONT.size + size
     inside = data[_wire.FRONT.size : stop]
-    header = inside if stop <= _wire.FIRST else get_bytes(peer.recv(allocate(length, peer.device())))
-    return bytes(header), count, nbytes
+    described = bytes(inside if stop <= _wire.ROOM else get_bytes(peer.recv(allocate(size, peer.device()))))
+    header = described[:length]
+    if stop > _wire.ROOM and _wire.compute_digest(header) != digest:
+        raise _message_ends.cut_error("the header of a message", length)
+    return header, described[length:], count, nbytes
 
 
 def _drain(peer: Channel, largest: int, sizes: Iterable[int]) -> None:

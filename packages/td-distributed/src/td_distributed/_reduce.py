@@ -21,6 +21,7 @@ from td_core.spi import copy_all, is_stored, parse_json, show_path
 
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._group import Group, bytes_to_text, peer_error, text_to_bytes
+from ._message_ends import END
 
 #: Leaves of one dtype are reduced together in buckets of up to this many bytes.
 BUCKET_BYTES = 1 << 25
@@ -218,7 +219,7 @@ def _agree_by_key(
     words = _digest(text)
     message = text_to_bytes(problem or text)
     ready = _ready(list(leaves.values()), place) if problem is None else 0
-    fronts = among.all_numbers(call, ready, len(message), *words)
+    fronts = among.all_numbers(call, ready, len(message) - len(END), *words)
     if all(front[0] and front[2:] == words for front in fronts):
         return list(leaves.values()), fronts
     every = among.all_bytes(message, [front[1] for front in fronts])

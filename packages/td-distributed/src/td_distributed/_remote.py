@@ -63,7 +63,7 @@ def _from_files(
 ) -> object:
     if not 0 < length <= _send_paths.LONGEST:
         raise FormatError(f"rank {link.src} announced a path of {length} bytes")
-    header = bytes(get_bytes(link.recv(link.group.bytes(length))))
+    header = bytes(get_bytes(link.recv(link.group.bytes(length).zero_())))
     saved = _send_paths.load(root, _send_paths.parse_path(header), cls)
     where = link.group.device if device is None else torch.device(device)
     return saved if where.type == "cpu" else saved.to(where)

@@ -41,7 +41,7 @@ def make_path_header(folder: str, peer: Any) -> bytes | None:
         raise FormatError(f"the peer answered with a root of {length} bytes")
     if not length:
         return None
-    root = os.fsdecode(bytes(get_bytes(peer.recv(allocate(length, device)))))
+    root = os.fsdecode(bytes(get_bytes(peer.recv(allocate(length, device).zero_()))))
     saved = Path(folder).resolve()
     if not saved.is_relative_to(root):
         return None

@@ -27,11 +27,14 @@ from . import _consolidated_file, _key_paths, _storage
 from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend
 from ._group import MARK
 from ._memory import get_bytes, make_vector
+from ._message_ends import END, TAIL, list_tails
 from ._storage import Layout
 
 LARGEST_HEADER = 1 << 28
 #: Size in bytes of the first message: a small collection fits in it and needs only one round of latency.
 FIRST = 1 << 15
+#: Number of its bytes that the message can use; they are followed by :data:`END`.
+ROOM = FIRST - len(END)
 #: A collective sends a collection of more bytes in parts: copying it into one message would take longer.
 APART = 1 << 20
 #: Largest size in bytes of one payload message.
@@ -62,7 +65,7 @@ class Message:
     values: list[tuple[Any, Any]]
     together: bool
     spare: list[tuple[Tensor, memoryview, memoryview]] | None = None
-    arrivals: list[tuple[Tensor, memoryview, Tensor]] = field(default_factory=list)
+    arrivals: list[tuple[Tensor, memoryview, Tensor, memoryview]] = field(default_factory=list)
     _front: bytes | None = None
 
     def front(self) -> bytes:
@@ -72,17 +75,18 @@ class Message:
             self._front = make_front(MARK, self.header, sizes)
         return self._front
 
-    def arrival(self, first: Tensor) -> tuple[Tensor, memoryview, Tensor] | None:
-        """Split a received first message into (message, bytes before the header, storage); None if not on the CPU."""
+    def arrival(self, first: Tensor) -> tuple[Tensor, memoryview, Tensor, memoryview] | None:
+        """Split a received first message into (message, bytes before the header, storage, its end); None if not on the CPU."""
         if not first.is_cpu:
             return None
         start = FRONT.size + len(self.header)
-        return first, get_bytes(first)[: FRONT.size], first[start : start + self.layout.nbytes]
+        data = get_bytes(first)
+        return first, data[: FRONT.size], first[start : start + self.layout.nbytes], data[ROOM:]
 
     def is_small(self) -> bool:
         """Return True if header and storage fit in the first message."""
         size = self.layout.nbytes
-        return self.together and 0 < size <= FIRST - FRONT.size - len(self.header)
+        return self.together and 0 < size <= ROOM - FRONT.size - len(self.header)
 
     def whole(self, storage: Tensor) -> tuple[Tensor, memoryview, memoryview]:
         """Build a first message with the current storage, reusing a spare one; the caller returns it to ``spare`` once sent."""
@@ -112,25 +116,37 @@ class Message:
 
 def make_front(mark: int, header: bytes, sizes: Sequence[int]) -> bytes:
     """Encode the bytes that precede a header, for payload messages of the given sizes."""
-    digest = blake2b(header, digest_size=16).digest()
-    return FRONT.pack(mark, len(header), len(sizes), sum(sizes), digest)
+    return FRONT.pack(mark, len(header), len(sizes), sum(sizes), compute_digest(header))
+
+
+def compute_digest(header: bytes) -> bytes:
+    """Compute the digest of a header, which precedes it."""
+    return blake2b(header, digest_size=16).digest()
+
+
+def fits_in_first(length: int, nbytes: int) -> bool:
+    """Return True if the first message holds a header of ``length`` bytes and a payload of ``nbytes``."""
+    return FRONT.size + length + nbytes <= ROOM
 
 
 def pack_message(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
     """Pack header and payload into messages: a first one of fixed size, and more for what does not fit in it."""
-    sizes, stop = list(map(len, payload)), FRONT.size + len(header)
-    inside, fits = stop <= FIRST, stop + sum(sizes) <= FIRST
+    sizes = list(map(len, payload))
+    fits = fits_in_first(len(header), sum(sizes))
+    described = header if fits else header + list_tails(payload)
+    inside = FRONT.size + len(described) <= ROOM
     parts = [
-        make_front(mark, header, sizes), header if inside else b"", *(get_bytes(part) for part in payload if fits)
+        make_front(mark, header, sizes), described if inside else b"", *(get_bytes(part) for part in payload if fits)
     ]  # fmt: skip
     first = bytearray(FIRST)
+    first[ROOM:] = END
     position = 0
     for part in parts:
         first[position : position + len(part)] = part
         position += len(part)
     messages = [torch.frombuffer(first, dtype=torch.uint8)]
     if not inside:
-        messages.append(make_vector(header))
+        messages.append(make_vector(described))
     return messages if fits else [*messages, *payload]
 
 
@@ -153,34 +169,39 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
 def split_message(
     collection: TensorCollection, device: torch.device, apart: bool
 ) -> tuple[int, int, list[Tensor]]:
-    """Encode a collection for a collective. Return (bytes of the header, bytes of header and storage, messages)."""
+    """Encode a collection for a collective. Return (bytes of the header, bytes of header and storage, messages).
+
+    The first message has :data:`END` at its end, in addition to these bytes.
+    """
     message, encoded, storage = _make_message(collection, get_backend(collection) is not None)
-    header, nbytes = make_vector(message.header), message.layout.nbytes
+    header, nbytes, end = make_vector(message.header), message.layout.nbytes, make_vector(END)
     size = len(header) + nbytes
     # Parts avoid a copy of large leaves. The header message starts with the number and the sizes of the parts.
     if apart and size >= APART:
         parts = _payload(message, encoded, storage)
+        parts = [part.to(device) for part in parts]
         sizes = torch.tensor([len(parts), *map(len, parts)], device="cpu").view(torch.uint8)
-        header = torch.cat([sizes, header])
-        size += len(sizes)
-        messages = [header, *parts]
+        header = torch.cat([sizes, *([make_vector(list_tails(parts))] if parts else []), header])
+        size += len(header) - len(message.header)
+        messages = [torch.cat([header, end]), *parts]
     elif storage is None:
-        joined = _storage.gather_leaves(Layout(message.layout.leaves, size), encoded.leaves)
-        joined[nbytes:] = header
+        joined = _storage.gather_leaves(Layout(message.layout.leaves, size + len(END)), encoded.leaves)
+        joined[nbytes:] = torch.cat([header, end])
         messages = [joined]
     else:
-        messages = [torch.cat([storage.to(device), header.to(device)])]
+        messages = [torch.cat([storage.to(device), header.to(device), end.to(device)])]
     return len(header), size, [item.to(device) for item in messages]
 
 
-def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
-    """Parse a header message of :func:`split_message` into (sizes of the parts, header); the sizes sum to at most ``most``."""
+def parts_of(header: bytes, most: int) -> tuple[list[int], bytes, bytes]:
+    """Parse a header message of :func:`split_message` into (sizes of the parts, at most ``most`` in sum, their tails, header)."""
     with _consolidated_file.convert_damage("the header of a message"):
         numbers = memoryview(header)[: len(header) // 8 * 8].cast("q")
         sizes = numbers[1 : numbers[0] + 1].tolist()
         if len(sizes) != numbers[0] or not all(0 < size <= PIECE for size in sizes) or sum(sizes) > most:
             raise FormatError(f"it announces {numbers[0]} parts of {sizes!r:.100} bytes, of {most} at most")
-    return sizes, header[8 * len(sizes) + 8 :]
+    start = 8 * len(sizes) + 8
+    return sizes, header[start : start + TAIL * len(sizes)], header[start + TAIL * len(sizes) :]
 
 
 def _make_message(collection: TensorCollection, together: bool) -> tuple[Message, Encoded, Tensor | None]:
