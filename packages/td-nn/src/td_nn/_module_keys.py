@@ -138,13 +138,18 @@ def read_outputs(result: Any, keys: Iterable[Key]) -> dict[Key, Any]:
 
 def store_outputs(tensordict: Any, keys: Iterable[Key], values: Iterable[Any]) -> None:
     """Store all values or, if one does not fit, none. A collection replaces the entry at its key."""
-    entries = {key: value for key, value in zip(keys, values) if key != SINK}
-    are_tensors = sum([isinstance(value, Tensor) for value in entries.values()]) == len(entries)
-    if len(entries) == 1 or not (are_tensors or _are_separate(entries)):
+    entries = dict(zip(keys, values))
+    entries.pop(SINK, None)
+    is_leaf = None
+    for value in entries.values():
+        if not isinstance(value, Tensor):
+            is_leaf = _is_whole
+            break
+    if len(entries) == 1 or (is_leaf is not None and not _are_separate(entries)):
         for key, value in entries.items():
             tensordict.set(key, value)
     elif entries:
-        tensordict.update(entries, is_leaf=None if are_tensors else _is_whole)
+        tensordict.update(entries, is_leaf=is_leaf)
 
 
 def _are_separate(keys: Collection[Key]) -> bool:

@@ -480,14 +480,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         target: Any = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and requires_sample:
             target = target.expand(self.num_samples + target.batch_size)
-        entries = self._name_samples(sample)
-        if self.return_log_prob:
-            scores = self._score(dist, sample) if scores is None else scores
-            entries = {**dict(entries.items()), **self._name_scores(dist, scores, target.batch_size)}
-        if isinstance(sample, (dict, TensorCollection)):
-            target.update(entries)
-        else:
-            store_outputs(target, entries, entries.values())
+        self._write_outputs(target, dist, sample, scores)
         if write_seed is not None:
             write_seed()
         return target
@@ -555,6 +548,22 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         shape = NO_SHAPE if self.num_samples is None else self.num_samples
         with use_generator(generator):
             return take_value(dist, kind, self.n_empirical_estimate, shape)
+
+    def _write_outputs(self, target: Any, dist: Any, sample: Any, scores: Any) -> None:
+        """Store a sample, and its log-probability if ``return_log_prob``, or neither if one does not fit."""
+        keys = self._out_keys
+        if isinstance(sample, Tensor) and len(keys) == 1 and not self.return_log_prob:
+            if keys[0] != SINK:
+                target.set(keys[0], sample)  # hot path: one sample
+            return
+        entries = self._name_samples(sample)
+        if self.return_log_prob:
+            scores = self._score(dist, sample) if scores is None else scores
+            entries = {**dict(entries.items()), **self._name_scores(dist, scores, target.batch_size)}
+        if isinstance(sample, (dict, TensorCollection)):
+            target.update(entries)
+        else:
+            store_outputs(target, entries, entries.values())
 
     def _name_samples(self, sample: Any) -> Any:
         """Return the samples by key: a dict, or the collection that the distribution drew."""
