@@ -91,11 +91,13 @@ def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[object]:
             if isinstance(child, Tensor) or type(child) in LEAF_KINDS:
                 append(prefix + (key,) if prefix else key)
                 continue
-            if not leaves_only:
+            # A pytree function may have put another object in place of a leaf.
+            below = getattr(child, "_children", None)
+            if not leaves_only or below is None:
                 append(prefix + (key,) if prefix else key)
-            if nested:
+            if nested and below is not None:
                 stack.append((prefix, level))
-                children, prefix = child._children(), prefix + (key,)
+                children, prefix = below(), prefix + (key,)
                 level = iter(children.copy().items()) if type(children) is dict else _level(child)
                 break
         else:
@@ -125,12 +127,12 @@ def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[o
             if isinstance(child, Tensor):
                 append((prefix + (key,) if prefix else key, child))
                 continue
-            leaf = unwrap_entry(child)
-            if not leaves_only or leaf is not child:
+            leaf, below = unwrap_entry(child), getattr(child, "_children", None)
+            if not leaves_only or leaf is not child or below is None:
                 append((prefix + (key,) if prefix else key, leaf))
-            if nested and leaf is child:
+            if nested and leaf is child and below is not None:
                 stack.append((prefix, level))
-                prefix, level = prefix + (key,), iter(dict(child._children()).items())
+                prefix, level = prefix + (key,), iter(dict(below()).items())
                 break
         else:
             if not stack:
@@ -150,12 +152,12 @@ def _list_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
             if isinstance(child, Tensor):
                 append(child)
                 continue
-            leaf = unwrap_entry(child)
-            if not leaves_only or leaf is not child:
+            leaf, below = unwrap_entry(child), getattr(child, "_children", None)
+            if not leaves_only or leaf is not child or below is None:
                 append(leaf)
-            if nested and leaf is child:
+            if nested and leaf is child and below is not None:
                 stack.append(level)
-                level = iter(list(child._children().values()))
+                level = iter(list(below().values()))
                 break
         else:
             if not stack:
@@ -175,7 +177,8 @@ def _count(node: Core, nested: bool, leaves_only: bool) -> int:
             entries = [child for _, child in _peek_entries(node, children)]
         count += len(entries)
         for child in entries:
-            if not isinstance(child, Tensor) and type(child) not in LEAF_KINDS:
+            is_leaf = isinstance(child, Tensor) or type(child) in LEAF_KINDS
+            if not is_leaf and hasattr(child, "_children"):
                 count -= leaves_only
                 if nested:
                     todo.append(child)

@@ -410,7 +410,7 @@ def compare_values(
     result: Core,
     first: Core,
     second: Core,
-    compare: Callable[[Any, Any, str], object],
+    compare: Callable[[Any, Any, str], Any],
     same_keys: bool = True,
 ) -> Any:
     """Combine the value nodes of two collections, and add what is not None to ``result``, which holds that of the leaves.

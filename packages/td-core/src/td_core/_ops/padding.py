@@ -111,7 +111,8 @@ def make_mask(root: Any, key: Path) -> Tensor:
         return _mask_batch(node, key)
     shapes: dict[Path, list[tuple[int, ...]]] = {}
     visit(partial(_add_shapes, shapes), node, ())
-    mask, found = None, ()
+    mask: Tensor | None = None
+    found: Path = ()
     even = torch.ones(node.batch_size, dtype=torch.bool, device=node.device)
     for name, part in pad_node(_mark_leaves(node, shapes), False).items(True, True):
         if part.all():
@@ -172,7 +173,8 @@ def _mark_leaves(node: Any, shapes: dict[Path, list[tuple[int, ...]]]) -> Any:
                 if has_entries(child):
                     yield key, child, (*path, key)
                 continue
-            known = shapes[(*path, key)]
+            place = (*path, key)
+            known = shapes[place]
             ragged = [i for i, sizes in enumerate(zip(*known)) if len({*sizes}) > 1]
             if child.layout is torch.jagged:  # its mask has this dim, even if all lengths are equal
                 ragged.append(get_ragged_dim(child))
@@ -180,7 +182,7 @@ def _mark_leaves(node: Any, shapes: dict[Path, list[tuple[int, ...]]]) -> Any:
             make_ones = partial(torch.ones, dtype=torch.bool, device=child.device)
             if child.is_nested:
                 parts = [make_ones(part.shape[: ndim - 1]) for part in child.unbind()]
-                entries[key] = make_padded_tensor((*path, key), parts, 0, False)
+                entries[key] = make_padded_tensor(place, parts, 0, False)
             else:
                 entries[key] = make_ones(child.shape[:ndim])
 
