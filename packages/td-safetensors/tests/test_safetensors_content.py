@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import CodecError, LazyStackedTensorDict, TensorDict, TensorDictParams, load
+import td_core
+from td_core import CodecError, LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack, load
+from td_core.errors import UnsupportedOperationError
 from td_safetensors import save
 
 #: Every dtype of this torch whose elements can be stored.
@@ -284,3 +287,70 @@ def test_load_mapped_leaves_are_private_and_apart(path: Path, td: TensorDict) ->
     assert path.read_bytes() == before
     assert result["n", "b"].untyped_storage().nbytes() == 32
     assert load(path)["a"][1, 0] == 3
+
+
+def make_nested(layout: torch.layout, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the strided layout
+        return torch.nested.nested_tensor(
+            [torch.ones(i + 1, 2, dtype=dtype) for i in range(4)], layout=layout
+        )
+
+
+def make_members(*sizes: int) -> Any:
+    return lazy_stack([TensorDict({"q": torch.ones(size)}) for size in sizes])
+
+
+#: Entries of a batch of 4 rows.
+ENTRIES: dict[str, Callable[[], Any]] = {
+    "complex128": lambda: torch.full((4,), 1 + 2j, dtype=torch.complex128),
+    "conjugate": lambda: torch.full((4,), 1 + 2j).conj(),
+    "float8": lambda: torch.ones(4).to(torch.float8_e5m2),
+    "bool": lambda: torch.arange(4) > 1,
+    "empty": lambda: torch.empty(4, 0),
+    "expanded": lambda: torch.ones(4, 1).expand(4, 5000),
+    "transposed": lambda: torch.arange(12.0).view(3, 4).t(),
+    "jagged": lambda: make_nested(torch.jagged),
+    "complex jagged": lambda: make_nested(torch.jagged, torch.complex128),
+    "strided nested": lambda: make_nested(torch.strided),
+    "level": lambda: {"a": torch.ones(4), "b": {"c": torch.ones(4, 2)}},
+    "empty level": lambda: TensorDict({}, [4]),
+    "stack": lambda: make_members(2, 2, 2, 2),
+    "uneven stack": lambda: make_members(1, 2, 3, 4),
+    "empty stack": lambda: LazyStackedTensorDict(batch_size=[4, 0], stack_dim=1),
+    "parameters": lambda: TensorDictParams(TensorDict({"w": torch.ones(4)}, [4])),
+    **{f"key {key!a}": lambda key=key: {key: torch.ones(4), "a": {key: torch.zeros(4)}} for key in (
+        "__metadata__", "a.b", "", "é☃", "a/b", "a#offsets", "td", "x\0y", " ",
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [[], [4]], ids=["no batch", "batch"])
+@pytest.mark.parametrize("make", ENTRIES.values(), ids=ENTRIES)
+def test_saved_entry_is_read_by_every_operation(make: Any, batch: list[int], path: Path, same: Any) -> None:
+    data: Any = TensorDict({"e": make(), "z": torch.ones(4)}, batch, names=["time"] if batch else None)
+    save(data, path)
+    for strategy in ("mmap", "read"):
+        same(load(path, strategy=strategy), data)
+        if batch:
+            same(load(path, strategy=strategy, rows=slice(1, 3)), data[1:3])
+    for mode in ("r", "c"):
+        opened = td_core.open(path, mode=mode)
+        assert "z" in repr(opened)
+        same(opened.clone(), data)
+    assert "z" in str(td_core.inspect(path))
+    assert td_core.verify(path).ok
+    with pytest.raises(UnsupportedOperationError, match="does not implement append"):
+        td_core.append(data, path, format="safetensors")
+    library = pytest.importorskip("safetensors")
+    with library.safe_open(path, "pt") as file:
+        assert all(file.get_tensor(name) is not None for name in file.keys())
+
+
+def test_load_strided_nested_tensor_on_meta_raises(path: Path) -> None:
+    save(TensorDict({"e": make_nested(torch.strided), "z": torch.ones(4)}), path)
+    with pytest.raises(
+        UnsupportedOperationError, match="'e': a nested tensor of the strided layout has no form"
+    ):
+        load(path, device="meta")
+    assert load(path, device="meta", keys="z")["z"].is_meta

@@ -16,7 +16,7 @@ from .._nodes import Encoded, Row
 from .._public_names import set_module
 from .._storage_backends import Keeper
 from .._walks import walk
-from ..errors import FormatError, LockedError, TensorDictError
+from ..errors import FormatError, LockedError, TensorDictError, UnsupportedOperationError
 from ._places import Place, restore
 
 
@@ -63,7 +63,8 @@ def build_leaves(
             leaves.append(known[name])
         except (TensorDictError, KeyError, RecursionError) as error:
             path = table.leaf_paths(members=False)[len(leaves)]
-            raise FormatError(f"{where}: {show_path(path)}: {error}") from error
+            kind = UnsupportedOperationError if isinstance(error, UnsupportedOperationError) else FormatError
+            raise kind(f"{where}: {show_path(path)}: {error}") from error
     rows = [{**row, "meta": _with_device(row, device)} for row in table.nodes]
     return replace(table, nodes=rows).build(leaves, where, strict=strict)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from .._buffers import is_stored
 from .._dtypes import STORABLE, UNSIGNED
 from .._saving import check_whole
-from ..errors import CodecError, FormatError
+from ..errors import CodecError, FormatError, UnsupportedOperationError
 
 Place = Any
 
@@ -140,6 +140,8 @@ def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
             name, dim, position = place
             return read(name).select(dim, position)
         return next(own for field, own in _RESTORE.items() if field in place)(place, read)
+    except UnsupportedOperationError:
+        raise
     except StopIteration as error:
         raise FormatError(f"its place in the header is damaged, {place!r:.200}") from error
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -157,6 +159,10 @@ def _restore_jagged(place: Place, read: Callable[[str], Tensor]) -> Tensor:
 
 def _restore_nested(place: Place, read: Callable[[str], Tensor]) -> Tensor:
     flat = restore(place["nested"], read)
+    if flat.is_meta:
+        raise UnsupportedOperationError(
+            "a nested tensor of the strided layout has no form on the device 'meta': leave it out with keys="
+        )
     parts = flat.split([math.prod(shape) for shape in place["shapes"]])
     components = [part.view(shape) for part, shape in zip(parts, place["shapes"], strict=True)]
     with warnings.catch_warnings():
