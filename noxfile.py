@@ -319,6 +319,18 @@ def stores(session: nox.Session) -> None:
 
 
 @nox.session(venv_params=BARE)
+def model(session: nox.Session) -> None:
+    """Run random programs on collections in files, 2,000 or the number that is passed, and compare with memory."""
+    environment = Environment(session, EVERYTHING)
+    count, *others = session.posargs or ["2000"]
+    programs = {"TD_MODEL_PROGRAMS": str(-(-int(count) // WORKERS)), "TD_MODEL_SEED": "0"}
+    if can(environment.base, "import xdist"):
+        # Each worker runs the same tests with a seed of its own.
+        others = ["-n", str(WORKERS), "--dist", "each", *others]
+    environment.pytest("tests/model", *others, **programs)
+
+
+@nox.session(venv_params=BARE)
 def clients(session: nox.Session) -> None:
     """Run public programs that use tensordict with both, and trainers with collections; print skips and times.
 

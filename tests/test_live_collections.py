@@ -167,6 +167,8 @@ FAILURES: dict[str, Callable[[Any], object]] = {
     ),
     "in_place": lambda td: td.update({"a": torch.ones(3), "bad": torch.ones(3).to_sparse()}, inplace=True),
     "index": lambda td: td.__setitem__(0, {"a": torch.ones(()), "n": {"q": torch.ones(9)}}),
+    "sparse_leaf": lambda td: td.set("a", torch.ones(3).to_sparse()),
+    "meta_leaf": lambda td: td.set("a", torch.ones(3, device="meta")),
     "rename": lambda td: td.rename_key_("a", "b", safe=True),
     "flatten": lambda td: td.set("n.q", torch.ones(3)).flatten_keys(".", inplace=True),
     "separate": lambda td: td.separates("a", "missing"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from .._collection import Child, Core, call_once_per_leaf, show_path
@@ -273,6 +274,8 @@ def fits(held: Tensor, value: object) -> bool:
     return (
         isinstance(value, Tensor)
         and not value.is_nested
+        and value.layout is torch.strided
+        and not value.is_meta
         and value.dtype == held.dtype
         and value.shape == held.shape
         and 0 not in held.stride()

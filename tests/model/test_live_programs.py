@@ -1,0 +1,575 @@
+"""Random programs on collections in a file: after each step, another process loads what a collection in memory has.
+
+A program is a list of steps with drawn arguments. Each step runs on a collection in memory and on the same one in a file. If
+memory refuses it, the file must refuse it, too; if only the file refuses it, nothing may have changed. A new step is a row of
+``STEPS``: a name, a function from :class:`Pick` and the collection in memory to the arguments, and a function that applies
+them. Arguments are pickled, since other processes run steps, too: this file is also the program of those processes.
+
+``TD_MODEL_PROGRAMS`` is the number of programs, ``TD_MODEL_SEED`` the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+import td_core
+from td_core import TensorDict, lazy_stack
+
+tensorclass = pytest.importorskip("td_tensorclass")
+pytest.importorskip("td_hdf5")
+pytest.importorskip("td_zarr")
+
+pytestmark = pytest.mark.once
+
+#: Programs of an ordinary run; ``nox -s model`` runs more.
+PROGRAMS = int(os.environ.get("TD_MODEL_PROGRAMS", "100"))
+#: The seed; a worker of xdist adds its number.
+SEED = int(os.environ.get("TD_MODEL_SEED", "0")) * 1000 + int(
+    os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]
+)
+
+#: A folder in memory, if the system has one.
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+Pose = type(
+    "Pose", (tensorclass.TensorClass,), {"__annotations__": {"xy": torch.Tensor}, "__module__": "td_model"}
+)
+# Pickles find the class in a module that all processes have.
+vars(sys.modules.setdefault("td_model", ModuleType("td_model")))["Pose"] = Pose
+
+#: The suffix of each format with its options.
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hdf5": ("h5", {}),
+    "hdf5_chunks": ("h5", {"chunks": 1, "compression": "gzip"}),
+    "zarr": ("zarr", {}),
+    "zarr_chunks": ("zarr", {"chunks": 1}),
+}
+
+#: What a file may refuse although memory does not.
+REFUSALS = (
+    td_core.CodecError,
+    td_core.LockedError,
+    td_core.StructureError,
+    td_core.UnsupportedOperationError,
+)
+
+
+class Pick:
+    """Draws arguments of steps."""
+
+    def __init__(self, draw: Callable[[Any], Any]) -> None:
+        self.draw = draw
+
+    def one(self, items: Any) -> Any:
+        return self.draw(st.sampled_from(list(items)))
+
+    def key(self) -> Any:
+        """Draw a key or a key path, which exists or not."""
+        return self.one(["a", "b", "c", ("n", "a"), ("n", "b"), ("n", "m", "c"), "n", "v", "rows", "pose"])
+
+    def held(self, td: Any) -> Any:
+        """Draw the key of an entry, mostly one that exists."""
+        keys = list(td.keys(True))
+        return self.one(keys) if keys and self.one([True, True, True, False]) else self.key()
+
+    def level(self, td: Any) -> Any:
+        """Draw the key path of a level that is not part of a larger entry; () is the root."""
+        return self.one(list_levels(td))
+
+    def tensor(self, td: Any, size: Any = None) -> torch.Tensor:
+        """Draw a leaf of a batch size."""
+        shape = (*(td.batch_size if size is None else size), *self.one([(), (2,), (1, 2)]))
+        dtype = self.one(
+            [torch.float32, torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64]
+        )
+        number = torch.arange(torch.Size(shape).numel()) + self.one(range(5))
+        return number.view(shape).to(dtype)
+
+    def value(self, td: Any) -> Any:
+        """Draw a value of any kind."""
+        size, kind = td.batch_size, self.one(["leaf", "leaf", "level", "value", "rows", "pose", "number"])
+        if kind == "level":
+            return TensorDict({"a": self.tensor(td), "m": {"c": self.tensor(td)}}, size)
+        if kind == "value":
+            return self.one(["text", (1, None), ("x", (1.5,))])
+        if kind == "rows" and size:
+            return lazy_stack([TensorDict({"p": self.tensor(td, size[1:])}, size[1:])] * size[0]).clone()
+        if kind == "pose":
+            return Pose(xy=self.tensor(td), batch_size=size)
+        return self.one([1, 2.5, True]) if kind == "number" else self.tensor(td)
+
+    def index(self, td: Any) -> Any:
+        """Draw an index of the first batch dim."""
+        count = td.batch_size[0] if td.batch_size else 0
+        if not count:
+            return self.one([0, ..., ()])
+        mask = torch.tensor([self.draw(st.booleans()) for _ in range(count)])
+        return self.one(
+            [0, -1, slice(1, None), slice(None, None, 2), [0], [count - 1, 0], mask, ..., count + 3]
+        )
+
+
+def list_levels(td: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the key paths of the dense levels of a collection."""
+    nested = [(key, child) for key, child in td._children().items() if type(child) is TensorDict]
+    return [path, *(found for key, child in nested for found in list_levels(child, (*path, key)))]
+
+
+def at(td: Any, path: Any) -> Any:
+    """Return the entry at a key path; the collection itself for an empty one."""
+    return td.get(path) if path else td
+
+
+def draw_rows(pick: Pick, td: Any) -> Any:
+    """Draw an index, and what is written there."""
+    index = pick.index(td)
+    try:
+        rows = td[index].clone()
+        rows = rows.apply(torch.zeros_like) if pick.one([True, False]) else rows
+    except Exception:  # memory refuses the index, too
+        rows = TensorDict({"a": 1.0})
+    return index, rows
+
+
+class Step(NamedTuple):
+    """A step: how its arguments are drawn, and how they are applied."""
+
+    draw: Callable[[Pick, Any], tuple[Any, ...]]
+    apply: Callable[..., Any]
+    #: Whether the structure can change, so that other open collections are opened again.
+    changes: bool = True
+
+
+def pick_leaf(pick: Pick, td: Any) -> Any:
+    """Draw the key of a leaf that is in a dense level."""
+    levels = list_levels(td)
+    keys = [(*p, k) for p in levels for k, c in at(td, p)._children().items() if isinstance(c, torch.Tensor)]
+    return pick.one(keys or [("a",)])
+
+
+def write_leaf(td: Any, key: Any, value: Any) -> None:
+    leaf = td[key]
+    leaf[...] = value
+
+
+STEPS: dict[str, Step] = {
+    "set": Step(lambda p, td: (p.key(), p.value(td)), lambda td, k, v: td.set(k, v)),
+    "set_held": Step(lambda p, td: (p.held(td), p.value(td)), lambda td, k, v: td.__setitem__(k, v)),
+    "set_leaf": Step(lambda p, td: (pick_leaf(p, td), p.tensor(td)), lambda td, k, v: td.set(k, v)),
+    "set_wrong_shape": Step(lambda p, td: (p.key(), torch.zeros(7, 7)), lambda td, k, v: td.set(k, v)),
+    "set_sparse": Step(lambda p, td: (p.key(), p.tensor(td)), lambda td, k, v: td.set(k, v.to_sparse())),
+    "set_": Step(lambda p, td: (p.held(td), p.tensor(td)), lambda td, k, v: td.set_(k, v), False),
+    "set_inplace": Step(
+        lambda p, td: (p.held(td), p.tensor(td)), lambda td, k, v: td.set(k, v, inplace=True)
+    ),
+    "set_non_tensor": Step(lambda p, td: (p.key(), "new"), lambda td, k, v: td.set_non_tensor(k, v)),
+    "setdefault": Step(
+        lambda p, td: (p.held(td), p.value(td)), lambda td, k, v: td.setdefault(k, v) and None
+    ),
+    "create_nested": Step(lambda p, td: (p.key(),), lambda td, k: td.create_nested(k)),
+    "delete": Step(lambda p, td: (p.held(td),), lambda td, k: td.del_(k)),
+    "pop": Step(lambda p, td: (p.held(td),), lambda td, k: td.pop(k)),
+    "pop_and_set": Step(lambda p, td: (p.held(td), p.key()), lambda td, k, n: td.set(n, td.pop(k))),
+    "popitem": Step(lambda p, td: (), lambda td: td.popitem()),
+    "clear_level": Step(lambda p, td: (p.level(td),), lambda td, k: at(td, k).clear()),
+    "rename": Step(lambda p, td: (p.held(td), p.key()), lambda td, k, n: td.rename_key_(k, n)),
+    "rename_safe": Step(
+        lambda p, td: (p.held(td), p.held(td)), lambda td, k, n: td.rename_key_(k, n, safe=True)
+    ),
+    "flatten": Step(lambda p, td: (p.level(td),), lambda td, k: at(td, k).flatten_keys(".", inplace=True)),
+    "unflatten": Step(
+        lambda p, td: (p.level(td),), lambda td, k: at(td, k).unflatten_keys(".", inplace=True)
+    ),
+    "select": Step(
+        lambda p, td: ([p.held(td) for _ in range(3)],),
+        lambda td, keys: td.select(*keys, inplace=True, strict=False),
+    ),
+    "select_strict": Step(
+        lambda p, td: (p.held(td), p.held(td)), lambda td, *keys: td.select(*keys, inplace=True)
+    ),
+    "exclude": Step(
+        lambda p, td: (p.held(td), p.held(td)), lambda td, *keys: td.exclude(*keys, inplace=True)
+    ),
+    "split": Step(lambda p, td: (p.held(td),), lambda td, k: td.split_keys([k], inplace=True)[0]),
+    "separate": Step(
+        lambda p, td: (p.held(td), p.held(td)), lambda td, *keys: td.separates(*keys, default=None)
+    ),
+    "filter_empty": Step(lambda p, td: (), lambda td: td.filter_empty_()),
+    "update": Step(
+        lambda p, td: ({p.key(): p.value(td), p.key(): p.value(td)},), lambda td, items: td.update(items)
+    ),
+    "update_inplace": Step(
+        lambda p, td: ({p.held(td): p.tensor(td), p.key(): p.tensor(td)},),
+        lambda td, items: td.update(items, inplace=True),
+    ),
+    "update_sparse": Step(
+        lambda p, td: (p.key(), p.value(td), p.tensor(td)),
+        lambda td, k, v, w: td.update({k: v, "bad": w.to_sparse()}),
+    ),
+    "update_": Step(
+        lambda p, td: (pick_leaf(p, td), p.tensor(td)), lambda td, k, v: td.update_({k: v}), False
+    ),
+    "swap": Step(
+        lambda p, td: (pick_leaf(p, td), pick_leaf(p, td)),
+        lambda td, k, n: td.update({k: td[n], n: td[k]}) if k != n else None,
+    ),
+    "names": Step(
+        lambda p, td: (
+            p.one([["x", "y"], ["x", None], ["t", "u"], None])[: td.batch_dims] if td.batch_dims else None,
+        ),
+        lambda td, names: setattr(td, "names", names),
+    ),
+    "names_of_entry": Step(lambda p, td: (p.held(td),), lambda td, k: setattr(td[k], "names", ["z"])),
+    "refine_names": Step(lambda p, td: (p.one("xz"),), lambda td, name: td.refine_names(..., name)),
+    "rename_dims": Step(lambda p, td: (), lambda td: td.rename_(x="w")),
+    "batch_size": Step(
+        lambda p, td: (p.level(td), p.one([0, 1, 2])),
+        lambda td, k, n: setattr(at(td, k), "batch_size", [*td.batch_size[:n]]),
+    ),
+    "batch_size_of_entry": Step(lambda p, td: (p.held(td),), lambda td, k: setattr(td[k], "batch_size", [])),
+    "auto_batch_size": Step(lambda p, td: (p.one([None, 0, 1]),), lambda td, n: td.auto_batch_size_(n)),
+    "auto_device": Step(lambda p, td: (), lambda td: td.auto_device_()),
+    "clear_device": Step(lambda p, td: (), lambda td: td.clear_device_()),
+    "fill": Step(lambda p, td: (p.held(td), p.one([0, 3])), lambda td, k, v: td.fill_(k, v), False),
+    "zero": Step(lambda p, td: (p.level(td),), lambda td, k: at(td, k).zero_(), False),
+    "add": Step(lambda p, td: (p.level(td),), lambda td, k: at(td, k).add_(1), False),
+    "mul": Step(lambda p, td: (p.level(td),), lambda td, k: at(td, k).mul_(at(td, k).clone()), False),
+    "masked_fill": Step(
+        lambda p, td: (
+            torch.tensor([p.draw(st.booleans()) for _ in range(td.batch_size.numel())]).view(td.shape),
+            1,
+        ),
+        lambda td, mask, v: td.masked_fill_(mask, v),
+        False,
+    ),
+    "apply": Step(lambda p, td: (p.level(td),), lambda td, k: at(td, k).apply_(lambda x: x.zero_()), False),
+    "write_rows": Step(draw_rows, lambda td, i, rows: td.__setitem__(i, rows)),
+    "write_number": Step(
+        lambda p, td: (p.index(td), p.one([0, 1])), lambda td, i, v: td.__setitem__(i, v), False
+    ),
+    "write_new_rows": Step(
+        lambda p, td: (p.index(td), TensorDict({p.one("abk"): p.one([1, 2.0])})),
+        lambda td, i, v: td.__setitem__(i, v),
+    ),
+    "update_at": Step(draw_rows, lambda td, i, rows: td.update_at_(rows, i), False),
+    "set_at": Step(
+        lambda p, td: (p.held(td), p.index(td), 1), lambda td, k, i, v: td.set_at_(k, v, i), False
+    ),
+    "write_leaf": Step(lambda p, td: (pick_leaf(p, td), p.one([0, 2])), write_leaf, False),
+    "write_leaf_at": Step(
+        lambda p, td: (pick_leaf(p, td), p.index(td), p.one([0, 2])),
+        lambda td, k, i, v: td[k].__setitem__(i, v),
+        False,
+    ),
+    "flip_rows": Step(lambda p, td: (), lambda td: td.update_(td.flip(0)) if td.batch_dims else None, False),
+    "load_state": Step(lambda p, td: (), lambda td: td.load_state_dict(td.clone().state_dict()), False),
+    "unlock_entry": Step(lambda p, td: (p.held(td),), lambda td, k: td[k].unlock_()),
+}
+
+
+def describe(td: Any, path: tuple[str, ...] = ()) -> list[Any]:
+    """Return what a collection has: kinds, sizes, names, dtypes and elements, in the order of the keys."""
+    if isinstance(td, torch.Tensor):
+        return [(path, str(td.dtype), tuple(td.shape), td.clone().tolist())]
+    kind = (
+        "TensorDict" if type(td).__name__ in ("PersistentTensorDict", "ZarrTensorDict") else type(td).__name__
+    )
+    here: list[Any] = [(path, kind, tuple(td.batch_size), td.names, str(td.device))]
+    stacked = td._members_and_dim()
+    if stacked is not None:
+        here.append(stacked[1])
+        return here + [row for i, item in enumerate(stacked[0]) for row in describe(item, (*path, str(i)))]
+    if td._is_value:
+        return [*here, repr(td._unwrap())]
+    return here + [row for key, child in td._children().items() for row in describe(child, (*path, key))]
+
+
+def show_result(result: Any, td: Any) -> Any:
+    """Return what can be compared of the result of a step."""
+    if isinstance(result, tuple):
+        return [show_result(item, td) for item in result]
+    if result is td or type(result).__name__ in ("PersistentTensorDict", "ZarrTensorDict"):
+        return None
+    return (
+        describe(result)
+        if hasattr(result, "batch_size") or isinstance(result, torch.Tensor)
+        else repr(result)
+    )
+
+
+def run_step(td: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    """Run a step, and return its result, or the error that it raises."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = STEPS[name].apply(td, *arguments)
+        return None if name in QUIET or result is td else show_result(result, td)
+    except Exception as error:
+        return error
+
+
+#: Steps whose result is a collection that is changed.
+QUIET = {name for name in STEPS if name not in ("pop", "popitem", "split", "separate")}
+
+
+def open_file(path: str) -> Any:
+    """Open a collection for writing."""
+    return (TensorDict.from_h5 if path.endswith(".h5") else TensorDict.from_zarr)(path, mode="r+")
+
+
+class Process:
+    """Another process that loads files, and runs steps on collections that it has open."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def ask(self, *request: Any) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        pickle.dump(request, self.process.stdin)
+        self.process.stdin.flush()
+        return pickle.load(self.process.stdout)
+
+    def stop(self) -> None:
+        self.process.communicate()
+
+
+def serve() -> None:
+    """Answer requests: ``load`` a path, ``open`` it, or run a ``step`` on what was opened."""
+    output, sys.stdout = sys.stdout.buffer, sys.stderr
+    opened: Any = None
+    while True:
+        try:
+            request, *arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        answer: Any = None
+        if request == "load":
+            try:
+                answer = describe(td_core.load(arguments[0]))
+            except Exception as error:
+                answer = f"{type(error).__name__}: {error}"
+        elif request == "open":
+            opened = None if arguments[0] is None else open_file(arguments[0])
+        else:
+            answer = run_step(opened, *arguments)
+            if isinstance(answer, Exception):
+                answer = RuntimeError(f"{type(answer).__name__}: {answer}"), isinstance(answer, REFUSALS)
+            else:
+                answer = answer, None
+        pickle.dump(answer, output)
+        output.flush()
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    """Start a process that reads, and two that write."""
+    started = [Process() for _ in range(3)]
+    yield started
+    for process in started:
+        process.stop()
+
+
+def make_start(pick: Pick) -> Any:
+    """Draw the collection with which a program starts."""
+    size = pick.one([[3], [2, 2], [3], []])
+    td = TensorDict({"a": pick.tensor(None, size), "n": {"b": pick.tensor(None, size)}}, size)
+    td["n", "m"] = TensorDict({"c": pick.tensor(td)}, size)
+    for key in ("v", "rows", "pose"):
+        if pick.one([True, False]):
+            value = pick.value(td)
+            td[key] = value if not isinstance(value, (int, float)) else pick.tensor(td)
+    return td
+
+
+def create(td: Any, path: str, options: dict[str, Any], how: str) -> Any:
+    """Write a collection, and open it."""
+    method = td.to_h5 if path.endswith(".h5") else td.to_zarr
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        opened = method(path, **options)
+    return opened if how == "written" else open_file(path)
+
+
+class Program:
+    """A collection in memory, the same one in a file, and the processes that use the file."""
+
+    def __init__(self, pick: Pick, name: str, folder: str, processes: list[Process]) -> None:
+        self.pick, self.name, self.log = pick, name, list[str]()
+        suffix, options = FORMATS[name]
+        self.path = f"{folder}/x.{suffix}"
+        self.memory = make_start(pick)
+        self.reader, *self.writers = processes
+        how = pick.one(["written", "opened"])
+        self.live = create(self.memory, self.path, options, how)
+        self.log += [f"{name}, {how}", str(self.memory)]
+        self.stale = {0, 1}
+
+    def run(self, count: int, several: bool) -> None:
+        self.check()
+        for _ in range(count):
+            if several or self.pick.one([False] * 9 + [True]):
+                if self.append():
+                    continue
+            name = self.pick.one(STEPS)
+            try:
+                arguments = STEPS[name].draw(self.pick, self.memory)
+            except (LookupError, TypeError, td_core.TensorDictError):
+                continue  # the collection has nothing for the step
+            self.step(name, arguments, self.pick.one([-1, 0, 1]) if several else -1)
+
+    def append(self) -> bool:
+        """Append rows to the file now and then, and open it again."""
+        if not self.pick.one([False] * 9 + [True]) or not self.memory.batch_dims:
+            return False
+        rows = self.memory[:1].clone()
+        try:
+            grown = torch.cat([self.memory, rows])
+        except Exception:
+            return False
+        try:
+            td_core.append(rows, self.path)
+        except (td_core.TensorDictError, ValueError):
+            self.check()
+            return False
+        self.log.append("append")
+        self.memory, self.live, self.stale = grown, open_file(self.path), {0, 1}
+        self.check()
+        return True
+
+    def step(self, name: str, arguments: tuple[Any, ...], writer: int) -> None:
+        """Run a step in memory, and in this process or another one, and compare."""
+        self.log.append(f"{name}{arguments} in process {writer + 1}")
+        arguments = pickle.loads(pickle.dumps(arguments))
+        trial = self.memory.clone()
+        expected = run_step(trial, name, pickle.loads(pickle.dumps(arguments)))
+        if writer < 0:
+            if -1 in self.stale:
+                self.live = open_file(self.path)
+            found = run_step(self.live, name, arguments)
+            is_refusal = isinstance(found, REFUSALS)
+        else:
+            if writer in self.stale:
+                self.writers[writer].ask("open", self.path)
+            found, is_refusal = self.writers[writer].ask("step", name, arguments)
+            if is_refusal is None:
+                is_refusal = False
+        self.stale.discard(writer)
+        if isinstance(expected, Exception):
+            assert isinstance(found, Exception), f"memory refuses: {expected!r}"
+        elif isinstance(found, Exception):
+            assert is_refusal, f"it must not raise {found!r}"
+        else:
+            assert found == expected, "the results differ"
+            self.memory = trial
+            if STEPS[name].changes:
+                self.stale = {-1, 0, 1} - {writer}
+        self.check(writer < 0)
+
+    def check(self, own: bool = True) -> None:
+        """Compare the file, and the open collection, with memory."""
+        expected = describe(self.memory)
+        assert self.reader.ask("load", self.path) == expected
+        if own and -1 not in self.stale:
+            assert describe(self.live) == expected, "the open collection differs from the file"
+
+
+OPTIONS = settings(
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+    print_blob=True,
+    report_multiple_bugs=False,
+)
+
+
+def run_programs(processes: list[Process], count: int, several: bool) -> None:
+    number, last = 0, ""
+
+    @settings(OPTIONS, max_examples=count)
+    @given(st.data())
+    def run(data: Any) -> None:
+        nonlocal number, last
+        number += 1
+        with tempfile.TemporaryDirectory(dir=FAST) as folder:
+            pick = Pick(data.draw)
+            program = Program(pick, pick.one(FORMATS), folder, processes)
+            try:
+                program.run(pick.one(range(4, 10)), several)
+            except BaseException:
+                last = "\n  ".join([f"program {number} of the seed {SEED}:", *program.log])
+                raise
+            finally:
+                for process in processes[1:]:
+                    process.ask("open", None)
+
+    try:
+        seed(SEED)(run)()
+    finally:
+        print(last)
+
+
+def test_programs_of_one_process_give_what_memory_gives(processes: Any) -> None:
+    run_programs(processes, PROGRAMS * 3 // 4, False)
+
+
+def test_programs_of_three_processes_give_what_memory_gives(processes: Any) -> None:
+    run_programs(processes, PROGRAMS // 4, True)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_threads_write_their_rows_and_keys(name: str, tmp_path: Any, processes: Any) -> None:
+    memory = TensorDict({"a": torch.zeros(6, 2), "n": {"b": torch.zeros(6, dtype=torch.int64)}}, [6])
+    suffix, options = FORMATS[name]
+    path = f"{tmp_path}/x.{suffix}"
+    live = create(memory, path, options, "written")
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(4):
+                live["a"][2 * number : 2 * number + 2] = number + i
+                live["n", "b"][2 * number] = i
+                live[f"k{number}"] = torch.full((6,), i)
+                live["n", f"k{number}"] = torch.full((6, i + 1), float(i))
+                if i % 2:
+                    live.rename_key_(f"k{number}", f"r{number}")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    memory["a"] = torch.tensor([3.0, 3, 4, 4, 5, 5])[:, None].expand(6, 2)
+    memory["n", "b"] = torch.tensor([3, 0, 3, 0, 3, 0])
+    for number in range(3):
+        memory[f"r{number}"] = torch.full((6,), 3)
+        memory["n", f"k{number}"] = torch.full((6, 4), 3.0)
+    found = processes[0].ask("load", path)
+    assert sorted(map(repr, found)) == sorted(map(repr, describe(memory)))
+
+
+if __name__ == "__main__":
+    serve()
