@@ -25,7 +25,7 @@ from ._inspection import Tree
 from ._keys import unravel_key_to_tuple
 from ._nodes import Encoded, Row, sort_topologically
 from ._value_codec import join, split
-from .errors import CodecError, FormatError, KeyPathError, MissingPluginError
+from .errors import CodecError, FormatError, KeyPathError, MissingPluginError, TensorDictError
 from .typing import NestedKey
 
 #: Version of the header.
@@ -255,11 +255,12 @@ def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: boo
     nodes = encoded.nodes if strict else _without_undefined_classes(encoded.nodes)
     try:
         return decode(replace(encoded, nodes=nodes, leaves=leaves, values=values))
-    except (FormatError, MissingPluginError) as error:
+    except TensorDictError as error:
+        cls = type(error) if isinstance(error, (FormatError, MissingPluginError)) else FormatError
         hint = ""
         if strict and nodes is not _without_undefined_classes(nodes):
             hint = "; import the module that defines the class first, or pass strict=False for a TensorDict"
-        raise type(error)(f"{where}: {error}{hint}") from error
+        raise cls(f"{where}: {error}{hint}") from error
 
 
 def _without_undefined_classes(rows: list[Row]) -> list[Row]:

@@ -285,7 +285,7 @@ def read_array_document(name: str, document: dict[str, Any], where: str) -> Arra
         kind = document.get("data_type")
         if not isinstance(kind, str):
             kind = None
-        logical = get_attributes(document, f"{where}: {name!r}").get("td_dtype")
+        logical = get_attributes(document, where).get("td_dtype")
         if logical is not None and not isinstance(logical, str):
             raise TypeError(f"td_dtype is {logical!r:.100}")
         if kind in EXTENSIONS:

@@ -97,7 +97,10 @@ def _open_fast(objects: Objects, info: ArrayInfo, strict: bool) -> Any:
     try:
         # The root describes the array; its own metadata can be older, after a process that appended was killed.
         array = tensorstore.open(spec, open=True, assume_metadata=True).result()
-    except ValueError:  # the metadata is of another version, or has a codec that tensorstore lacks
+    except (
+        ValueError,
+        OverflowError,
+    ):  # the metadata is of another version, or has a codec that tensorstore lacks
         return None
     return array if array.dtype.name == NATIVE.get(info.dtype) else None
 

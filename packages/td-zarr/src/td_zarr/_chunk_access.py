@@ -128,6 +128,8 @@ class ChunkSource:
                 for source, index in requests
             ]
         found = wait_for_all([source.array.read(_as_selection(index)) for source, index in requests])
+        for source, _ in requests:
+            source._current.find()  # raises if the array was replaced while it was read
         return [as_tensor(item) for item in found]
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
@@ -180,13 +182,12 @@ def map_raw(objects: LocalObjects, info: ArrayInfo, *, shared: bool = False, sma
         return torch.empty(info.shape, dtype=info.dtype)
     key = f"{info.name}/{info.raw}"
     try:
-        fd = objects.open_file(key, os.O_RDWR if shared else os.O_RDONLY)
+        fd, size = objects.open_file(key, os.O_RDWR if shared else os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FormatError(f"{objects.where}: the chunk {key!r} is missing") from error
     except PermissionError as error:
         raise LockedError(f"cannot open {objects.locate(key)!r}: {error.strerror}") from error
     try:
-        size = os.fstat(fd).st_size
         if size != info.nbytes:
             raise FormatError(f"{objects.where}: the chunk {key!r} has {size} bytes; expected {info.nbytes}")
         if size < small:

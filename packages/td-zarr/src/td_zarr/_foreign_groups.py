@@ -12,7 +12,7 @@ from td_core.array_formats import TableBuilder, find_batch_sizes
 from td_core.errors import CodecError, FormatError
 from td_core.spi import parse_json
 
-from ._array_documents import ArrayInfo
+from ._array_documents import ArrayInfo, get_attributes
 from ._array_engines import read_now
 from ._dim_labels import LEVEL, STACK, VALUE
 from ._zarr_objects import Objects
@@ -54,7 +54,9 @@ class ForeignGroup(TableBuilder):
             parent = self.find_parent(name, known)
             key = name.rpartition("/")[2]
             if document.get("node_type") == "group":
-                known[name] = ref = self.add_level(document.get("attributes") or {})
+                known[name] = ref = self.add_level(
+                    get_attributes(document, f"{self.objects.where}: {name!r}")
+                )
             else:
                 ref = self.add_array(name, document, parent)
             self.rows[parent]["entries"].append([key, ref])
@@ -109,7 +111,7 @@ class ForeignGroup(TableBuilder):
         return position
 
     def add_array(self, name: str, document: Mapping[str, Any], parent: int) -> Any:
-        info, attributes = self.arrays[name], document.get("attributes") or {}
+        info, attributes = self.arrays[name], get_attributes(document, f"{self.objects.where}: {name!r}")
         size = self.rows[parent]["meta"]["batch_size"]
         if STACK in attributes:
             about = attributes.get(VALUE)

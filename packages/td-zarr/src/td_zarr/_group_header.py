@@ -166,6 +166,12 @@ def list_documents(objects: Objects, root: Mapping[str, object]) -> dict[str, di
                 for name, content in zip(names, contents, strict=True)
                 if content is not None
             }
+        for name, document in consolidated.items():
+            if document.get("node_type") not in ("array", "group"):
+                raise FormatError(
+                    f"{objects.where}: {check_name(name, objects.where)!r} is neither an array nor a group: its node_type is "
+                    f"{document.get('node_type')!r:.100}"
+                )
         return {check_name(name, objects.where): document for name, document in consolidated.items()}
     return _list_old_documents(objects)
 

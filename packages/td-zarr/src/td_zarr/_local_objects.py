@@ -54,8 +54,8 @@ class LocalObjects(Objects):
         """Return the path of the file of an object."""
         return os.path.join(self.path, *key.split("/"))
 
-    def open_file(self, key: str, flags: int = os.O_RDONLY) -> int:
-        """Open the file of an object.
+    def open_file(self, key: str, flags: int = os.O_RDONLY) -> tuple[int, int]:
+        """Open the file of an object, and return it and its size.
 
         Raises:
             FormatError: the file is outside of the group, or is not a regular one.
@@ -70,10 +70,11 @@ class LocalObjects(Objects):
             if error.errno not in (errno.ELOOP, errno.EMLINK):
                 raise
             fd = os.open(self._resolve(path), flags | _FLAGS, 0o666)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             os.close(fd)
             raise self._irregular_error(path)
-        return fd
+        return fd, status.st_size
 
     def _find_inside(self, key: str) -> str:
         """Return the path of an object; raise FormatError if a folder above it is a link that leads out of the group."""
@@ -136,7 +137,7 @@ class LocalObjects(Objects):
 
     def _read(self, key: str) -> bytes | None:
         try:
-            fd = self.open_file(key)
+            fd, _ = self.open_file(key)
         except (FileNotFoundError, NotADirectoryError):
             return None
         with open(fd, "rb", buffering=0) as file:
@@ -164,10 +165,10 @@ class LocalObjects(Objects):
         """Write a file."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
-            fd = self.open_file(key, flags)
+            fd, _ = self.open_file(key, flags)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(self.locate(key)), exist_ok=True)
-            fd = self.open_file(key, flags)
+            fd, _ = self.open_file(key, flags)
         with open(fd, "wb", buffering=0) as file:
             for buffer in buffers:
                 view = memoryview(buffer).cast("B")

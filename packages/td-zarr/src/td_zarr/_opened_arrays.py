@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from td_core.errors import FormatError
@@ -67,6 +68,24 @@ class OpenedArray:
             f"{self.objects.where}: the array {old.name!r} was replaced since it was opened by one of the shape "
             f"{list(new.shape)} and the dtype {new.logical or new.dtype}: open it again"
         )
+
+
+def has_changed(objects: Objects) -> bool:
+    """Return True if the metadata of a group that td has written has changed since it was read."""
+    return objects.version is not None and objects.read_version() != objects.version
+
+
+def has_replaced_arrays(objects: Objects, arrays: Iterable[ArrayInfo]) -> bool:
+    """Return True if one of some arrays was removed or replaced since the metadata of the group was read."""
+    if not has_changed(objects):
+        return False
+    opened = [OpenedArray(objects, info) for info in arrays]
+    try:
+        for array in opened:
+            array.find()
+    except FormatError:
+        return True
+    return False
 
 
 def _strip(info: ArrayInfo) -> dict[str, Any]:

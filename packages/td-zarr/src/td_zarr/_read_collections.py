@@ -23,7 +23,7 @@ from td_core.array_formats import (
     refuse_values,
     restore,
 )
-from td_core.errors import UnsupportedOperationError
+from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import check_mode, make_reporter, read_unreplaced, set_module
 from td_core.typing import Progress
 
@@ -32,9 +32,12 @@ from ._chunk_access import ChunkSource, RawSource, map_raw, read_whole, rebuild_
 from ._group_header import GroupContent, read_group
 from ._group_locations import find_local_path, find_objects
 from ._local_objects import LocalObjects
+from ._opened_arrays import has_changed, has_replaced_arrays
 
 #: A load reads smaller chunks instead of mapping them: that is as fast, and a process has a limited number of mappings.
 _SMALL = 1 << 14
+#: A reader gives up after this many changes of what it read.
+_MOST_READS = 100
 
 
 @contextlib.contextmanager
@@ -50,9 +53,23 @@ def open_group(
     objects = find_objects(location, storage_options)
     try:
         with objects.hold() if write else contextlib.nullcontext():
-            yield read_group(objects, allow_pickle=allow_pickle, stack_values=stack_values)
+            group = read_group(objects, allow_pickle=allow_pickle, stack_values=stack_values)
+            try:
+                yield group
+            except FormatError as error:
+                if has_changed(objects):
+                    raise _ChangedError(
+                        f"{objects.where}: it was changed while it was read: {error}"
+                    ) from error
+                raise
+            if not write and has_replaced_arrays(objects, group.arrays.values()):
+                raise _ChangedError(f"{objects.where}: arrays were replaced while it was read")
     finally:
         objects.close()
+
+
+class _ChangedError(FormatError):
+    """What was read is not one state of the group: another thread or process has changed it meanwhile."""
 
 
 def load(
@@ -110,9 +127,16 @@ def load(
 
 
 def _read_unreplaced(location: Any, read: Callable[[], Any]) -> Any:
-    """Return the result of ``read``, repeated if a save replaced the directory."""
+    """Return the result of ``read``, repeated if a save replaced the directory, or another process changed the group."""
     path = find_local_path(location)
-    return read_unreplaced(path, read) if path is not None and os.path.isdir(path) else read()
+    is_directory = path is not None and os.path.isdir(path)
+    for left in range(_MOST_READS, 0, -1):
+        try:
+            return read_unreplaced(path, read) if path is not None and is_directory else read()
+        except _ChangedError:
+            if left == 1:
+                raise
+    return None
 
 
 def _make_reader(
