@@ -268,7 +268,10 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             # Unlocking the view alone would allow changes of the locked collection.
             made._locked, made._lock_parents = inner._locked, [weakref.ref(inner)]
             made._backends = inner._backends
-        return made.lock_() if cls._frozen else made
+        if cls._frozen:
+            made.lock_()
+        result: Self = made
+        return result
 
     def _stack_lazily(self, items: Sequence[Node], dim: int, source: tuple[Node, str] | None = None) -> Any:
         if all(isinstance(item, type(self)) for item in items):
