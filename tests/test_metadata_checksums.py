@@ -150,3 +150,21 @@ def test_compare_check_line_cut_or_changed_raises(text: bytes) -> None:
 def test_compare_check_line_of_other_programs_accepts_it(text: bytes) -> None:
     assert not has_check_line(text)
     compare_check_line(text)
+
+
+@pytest.mark.parametrize("form", ["memmap", "safetensors", "hdf5", "zarr"])
+def test_verify_leaf_written_in_place_says_so(form: str, tmp_path: Path) -> None:
+    path = save_form(form, tmp_path, checksums=True)
+    opened = td_core.open(path, mode="r+")
+    opened["w"][2] = 9.0
+    del opened
+    report = td_core.verify(path)
+    if form == "zarr":  # a write renews the checksum of its chunk
+        assert report.ok
+        return
+    assert [problem.kind for problem in report.problems] == ["changed" if form == "memmap" else "damaged"]
+    assert "was saved" in report.problems[0].detail
+    loaded = td_core.load(path)
+    assert loaded["w"].tolist() == [0.0, 1.0, 9.0, 3.0, 4.0, 5.0]
+    td_core.save(loaded.clone(), tmp_path / f"again{path.suffix}", format=form, checksums=True)
+    assert td_core.verify(tmp_path / f"again{path.suffix}").ok

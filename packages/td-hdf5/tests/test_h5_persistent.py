@@ -26,7 +26,7 @@ from td_core import (
     encode,
     load,
 )
-from td_hdf5 import PersistentTensorDict, from_h5, save, to_h5
+from td_hdf5 import PersistentTensorDict, from_h5, save, to_h5, verify
 
 HAS_VALUES = importlib.util.find_spec("td_tensorclass") is not None
 needs_values = pytest.mark.skipif(not HAS_VALUES, reason="needs td-tensorclass")
@@ -334,8 +334,13 @@ def test_leaf_of_removed_entry_keeps_its_elements(path: Path, td: TensorDict) ->
     assert stored["other"].sum() == 0
 
 
-def test_saved_with_checksums_opens_for_reading(path: Path, td: TensorDict) -> None:
-    assert to_h5(td, path, checksums=True).mode == "r"
+def test_new_entry_of_save_with_checksums_drops_them(path: Path, td: TensorDict) -> None:
+    stored = to_h5(td, path, checksums=True)
+    assert verify(path).ok and verify(path).hashed
+    stored["new"] = torch.ones(4)
+    del stored
+    report = verify(path)
+    assert (report.ok, report.hashed) == (True, 0)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -89,14 +89,13 @@ def test_open_for_writing_locks_keys(path: Path, td: TensorDict) -> None:
 @pytest.mark.parametrize(
     ("leaf", "options", "message"),
     [
-        (lambda: torch.ones(2), {"checksums": True}, "has checksums, which writes in place would contradict"),
         (
             lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
             {},
             "'x' is a nested tensor, which cannot be written in place: leave it out with keys=",
         ),
     ],
-    ids=["checksums", "jagged"],
+    ids=["jagged"],
 )
 def test_open_for_writing_other_content_raises(leaf: Any, options: Any, message: str, path: Path) -> None:
     save(TensorDict({"x": leaf()}), path, **options)
@@ -141,7 +140,6 @@ def test_create_from_meta_reads_nothing(path: Path) -> None:
     like = TensorDict({"a": torch.empty(1 << 20, 3, device="meta"), "b": torch.empty(1 << 20, device="meta")})
     td_core.create(like, path, format="safetensors")
     assert load(path)["a"].shape == (1 << 20, 3)
-    assert path.stat().st_blocks * 512 < 1 << 20
 
 
 def test_create_durable_syncs_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

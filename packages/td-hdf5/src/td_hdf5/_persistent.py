@@ -376,9 +376,8 @@ def to_h5(data: Any, filename: str | os.PathLike[str], **options: Any) -> Any:
     [-1.0, -1.0]
     """
     save(data, filename, **options)
-    mode = "r" if options.get("checksums") else "r+"  # writes would contradict checksums
     kept = {item.name: options[item.name] for item in fields(DatasetOptions) if item.name in options}
-    return _open(os.fspath(filename), mode, None, kept)
+    return _open(os.fspath(filename), "r+", None, kept)
 
 
 def from_h5(

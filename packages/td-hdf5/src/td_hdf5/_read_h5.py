@@ -321,7 +321,7 @@ def open_collection(
     Raises:
         FormatError: the save is damaged; the message has the path and the key.
         KeyPathError: the save has no such key.
-        UnsupportedOperationError: the mode is ``"r+"``, and the save has checksums or a nested tensor.
+        UnsupportedOperationError: the mode is ``"r+"``, and the save has a nested tensor.
 
     >>> from td_hdf5 import save
     >>> _ = save(TensorDict({"a": torch.arange(1000)}, [1000]), "data.h5")
@@ -382,7 +382,7 @@ def check_writable(save: Save, table: Encoded) -> None:
     """Raise an error if the file, or a leaf of it, cannot be written in place."""
     if not os.access(save.path, os.W_OK):
         raise PermissionError(f"{save.path} cannot be opened for writing: permission denied")
-    check_in_place(table, save.path, save.hashes)
+    check_in_place(table, save.path)
 
 
 def open_table(

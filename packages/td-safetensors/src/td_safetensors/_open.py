@@ -118,7 +118,7 @@ def open_collection(
         FormatError: the save is damaged; the message has the path and the key.
         KeyPathError: the save has no such key.
         ValueError: the mode is unknown.
-        UnsupportedOperationError: the mode is ``"r+"``, and the save has checksums or a nested tensor.
+        UnsupportedOperationError: the mode is ``"r+"``, and the save has a nested tensor.
 
     >>> from td_safetensors import save
     >>> _ = save(TensorDict({"a": torch.arange(1000)}, [1000]), "data.safetensors")
@@ -167,7 +167,7 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
         raise UnsupportedOperationError(
             f"{save.path} is a URL, which cannot be written in place: use mode='c'"
         )
-    check_in_place(table, save.path, save.hashes)
+    check_in_place(table, save.path)
     kept: dict[Any, tuple[str, Stamp, _Kept]] = {}
 
     def open_leaf(place: Place) -> Tensor:

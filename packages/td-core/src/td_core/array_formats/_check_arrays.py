@@ -61,12 +61,8 @@ def describe_arrays(
     return table.describe(os.path.basename(where.rstrip("/")) or where, describe)
 
 
-def check_in_place(table: Encoded, where: str, hashes: object = None) -> None:
-    """Raise UnsupportedOperationError for what cannot be written in place: a save with hashes, or a nested tensor."""
-    if hashes is not None:
-        raise UnsupportedOperationError(
-            f"{where} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
-        )
+def check_in_place(table: Encoded, where: str) -> None:
+    """Raise UnsupportedOperationError for a save with a nested tensor, which cannot be written in place."""
     for place, path in zip(table.leaves, table.leaf_paths(members=False), strict=True):
         if is_nested(place):
             raise UnsupportedOperationError(
@@ -134,7 +130,10 @@ def check_arrays(
             continue
         digest = Checksum(algorithm, [array]).hexdigest()
         if digest != digests[name]:
-            detail = f"the hash of {_find_keys(table, name)} is {digest}, {digests[name]} was saved"
+            detail = (
+                f"the hash of {_find_keys(table, name)} is {digest}, {digests[name]} was saved: it was written in place "
+                "since, or is damaged"
+            )
             problems.append(Problem(locate(name), "damaged", detail))
     if not problems:
         build_collection(table, where, read)
