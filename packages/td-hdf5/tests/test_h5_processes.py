@@ -355,3 +355,27 @@ def test_write_with_a_file_of_h5py_in_this_process_keeps_writes_of_both(path: st
         file["a"][2] = 3.0
     assert stored["a"][:3, 0].tolist() == td_core.load(path)["a"][:3, 0].tolist() == [1.0, 2.0, 3.0]
     assert stored["new"].sum() == 12
+
+
+def test_write_through_the_h5py_file_of_a_collection_is_kept(path: str, other: Callable[[str], None]) -> None:
+    stored = PersistentTensorDict(filename=path, mode="r+")
+    stored.file["a"][3] = 4.0
+    assert stored["a"][3].tolist() == [4.0] * 3
+    other(f"td_core.open({path!r}, mode='r+')['a'][4] = 5.0")
+    stored.file["a"][5] = 6.0
+    stored.close()
+    other(f"assert td_core.load({path!r})['a'][3:6, 0].tolist() == [4.0, 5.0, 6.0]")
+    assert td_core.load(path)["a"][3:6, 0].tolist() == [4.0, 5.0, 6.0]
+
+
+def test_h5py_file_of_a_collection_in_the_newest_layout_is_open(
+    tmp_path: Path, other: Callable[[str], None]
+) -> None:
+    path = str(tmp_path / "latest.h5")
+    with h5py.File(path, "w", libver="v110") as file:
+        file.create_dataset("a", (12, 3), "f4", chunks=(4, 3))
+    stored = PersistentTensorDict(filename=path, mode="r+")
+    stored.file["a"][3] = 4.0
+    assert stored["a"][3].tolist() == [4.0] * 3
+    other(f"td_core.open({path!r}, mode='r+')['a'][4] = 5.0")
+    assert stored["a"][3:5, 0].tolist() == [4.0, 5.0]

@@ -183,10 +183,14 @@ class DatasetSource:
 
     def _extend(self, index: SourceIndex) -> tuple[Any, ...]:
         """Add the dims that the dataset has for pairs."""
+        if len(index) == len(self._stored.shape):
+            return tuple(index)
         return (*index, *(slice(0, n, 1) for n in self._stored.shape[len(self.shape) :]))
 
     def _restore(self, part: Tensor) -> Tensor:
         """Return the leaf's elements of a part in the dtype of :func:`as_signed`."""
+        if part.dtype == self.dtype:
+            return part
         stored = part.view(self._stored.dtype)
         if stored.dtype == self.dtype:
             return stored
@@ -232,7 +236,10 @@ def _write_dataset(dataset: Any, index: tuple[Any, ...], value: Tensor, dtype: t
 
 def _find_vector(index: tuple[object, ...]) -> int | None:
     """Return the dim that is indexed with positions, or None."""
-    return next((dim for dim, item in enumerate(index) if not isinstance(item, slice)), None)
+    for dim, item in enumerate(index):
+        if not isinstance(item, slice):
+            return dim
+    return None
 
 
 def _get_chunk(dataset: Any) -> tuple[int, ...] | None:

@@ -221,7 +221,7 @@ class StoreFile:
         self._lock = threading.RLock()
         self._file: Any = None
         self._fd = self._map_fd = -1
-        self._is_writable = self._is_marked = self._is_used = False
+        self._is_writable = self._is_marked = self._is_lent = self._is_used = False
         self._change = _NOTHING
         self._stamp: Stamp | None = None
         self._maps: dict[bool, torch.UntypedStorage] = {}
@@ -277,6 +277,9 @@ class StoreFile:
                 self._change = max(self._change, change)
                 yield self._file
                 return
+            if self._is_lent:
+                self._take_back()
+                change = _CACHED
             self._prepare(change)
             self._is_used, self._change = True, change
             try:
@@ -284,6 +287,12 @@ class StoreFile:
             finally:
                 self._is_used = False
                 self._release()
+
+    def _take_back(self) -> None:
+        """Write what the program has changed in the file that it has, and which is locked."""
+        self._is_lent = False
+        h5py.h5f.flush(self._file)
+        self._stamp = _make_stamp(os.fstat(self._fd))
 
     def _prepare(self, change: int) -> None:
         write = change == _CACHED
@@ -366,6 +375,8 @@ class StoreFile:
             self._stamp = None  # what HDF5 could not write must not be written later
             self.close()
             raise
+        if self._is_lent:
+            return
         if self._is_shared():
             # The lock belongs to the h5py.File of the program now.
             file, self._file = self._file, None
@@ -380,6 +391,8 @@ class StoreFile:
         with self._lock:
             if self._file is None:
                 return
+            if self._is_lent:
+                self._take_back()
             is_current = not self._is_writable or self._is_shared() or self._can_write()
             file, fd, self._file, self._fd = self._file, self._fd, None, -1
             if not is_current:
@@ -399,6 +412,12 @@ class StoreFile:
             except OSError:  # a file system without locks
                 pass
         return self._stamp is not None and _make_stamp(os.fstat(self._fd))[:2] == self._stamp[:2]
+
+    def hand_out(self, *, write: bool) -> Any:
+        """Return the ``FileID`` of the open file, for a use by the program: a written one stays locked until the next block."""
+        with self.use(write=write) as file:
+            self._is_lent = write
+            return file
 
     def notice(self) -> None:
         """Notice that another process has changed the file, before elements are read through a mapping."""

@@ -279,9 +279,8 @@ class PersistentTensorDict(LiveCollection):
 
     @property
     def file(self) -> Any:
-        """The open ``h5py.File``. What is written to it directly is not in the header of the collection."""
-        with self._store.file.use(write=self._store.mode != "r") as file:
-            return h5py.File(file)
+        """The open ``h5py.File``, for use until the next operation. The header does not describe what is added to it directly."""
+        return h5py.File(self._store.file.hand_out(write=self._store.mode != "r"))
 
     @property
     def mode(self) -> str:
