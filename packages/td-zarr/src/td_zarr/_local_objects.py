@@ -155,7 +155,7 @@ class LocalObjects(Objects):
     def extend(self, key: str, size: int) -> None:
         """Write a file of zeros, with space for what will be written to a mapping of it."""
         self.put(key, [])
-        fd = self.open_file(key, os.O_WRONLY)
+        fd, _ = self.open_file(key, os.O_WRONLY)
         try:
             allocate_file(fd, size)
         finally:
