@@ -584,8 +584,13 @@ class LazyStackedTensorDict(LazyStackOps):
         return type(index) is int and self._stack_dim == 0 and -count <= index < count
 
     def __len__(self) -> int:
-        """Return the size of the first batch dim."""
-        return super().__len__() if self._stack_dim else len(self._members)
+        """Return the size of the first batch dim. Raise StructureError if the members differ in it."""
+        length = super().__len__() if self._stack_dim else len(self._members)
+        if length < 0:
+            raise StructureError(
+                f"a lazy stack of batch size {list(self.batch_size)} has no length: its members differ in the first dim"
+            )
+        return length
 
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__() if self._stack_dim else iter(list(self._members))

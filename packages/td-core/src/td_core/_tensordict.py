@@ -175,7 +175,8 @@ class TensorDict(TensorDictBase):
                             continue
                 elif type(value) is dict and self._names is None:
                     data[key] = child = build_nested(value, size, None, (key,))
-                    take_names(self, child)
+                    if child._names is not None:
+                        take_names(self, child)
                     continue
             # Skip the check for cycles: no node can contain this one while it is under construction.
             data[key] = entry = coerce_for(self, value, (key,), non_blocking)
@@ -334,8 +335,8 @@ class TensorDict(TensorDictBase):
             )
             if result is not None:
                 return result if isinstance(result, Tensor) else unwrap_entry(result)
-            if type(key) is str and len(args) < 2:
-                return get_default(self, key, *args)
+            if type(key) is str and len(args) < 2 and (not args or args[0] is not NO_DEFAULT):
+                return args[0] if args else get_default(self, key)
         return super().get(key, *args, **kwargs)
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
@@ -391,9 +392,7 @@ class TensorDict(TensorDictBase):
         if PLAIN.issuperset(map(type, level.values())):
             out += level.values()
             return level
-        append = out.append
-        others = False
-        treedef = [level]
+        append, others, treedef = out.append, False, [level]
         todo: list[dict[str, Child]] = []
         # By hand: the row `add scalar` of benchmarks/ops.py.
         while True:

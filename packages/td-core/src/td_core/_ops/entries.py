@@ -166,10 +166,13 @@ class EntryMixin(Core):
             if type(value) in (list, tuple) and _set_rows(self, (key,), value, prefix, non_blocking):
                 return
             entry = coerce_for(self, value, (*prefix, key), non_blocking)
-            if not isinstance(entry, Tensor):
-                check_cycle(node, entry, (*prefix, key))
+            if isinstance(entry, Tensor):
+                node._set_child(key, entry)
+                return
+            check_cycle(node, entry, (*prefix, key))
             node._set_child(key, entry)
-            take_names(node, entry)
+            if entry._names is not None:
+                take_names(node, entry)
             return
         path = unravel_key_to_tuple(key)
         node = self
@@ -188,7 +191,8 @@ class EntryMixin(Core):
             above.append(node)
             node = child
         node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
-        _name_parents(above, node)
+        if node._names is not None:
+            _name_parents(above, node)
 
     def set_(self, key: NestedKey, item: object, *, non_blocking: bool = False) -> Self:
         """Copy a value into an existing entry, in place; allowed on a locked collection.
@@ -233,16 +237,19 @@ class EntryMixin(Core):
         """
         path = unravel_key_to_tuple(key)
         try:
-            nodes: list[Any] = [get_parent(self, path)]
+            node = get_parent(self, path)
         except (KeyError, StructureError):  # not all members of a lazy stack have the nodes on the path
-            nodes = find_holders(self, path)
-            if not nodes:
+            holders = find_holders(self, path)
+            if not holders:
                 raise
-        for node in nodes:
-            check_unlocked(node, f"remove {show_path(path)}")
+            for holder in holders:
+                check_unlocked(holder, f"remove {show_path(path)}")
+            for holder in holders:
+                holder._del_child(path[-1])
+            return self
+        check_unlocked(node, f"remove {show_path(path)}")
         try:
-            for node in nodes:
-                node._del_child(path[-1])
+            node._del_child(path[-1])
         except KeyError:
             raise missing_key_error(node, path[-1], path[:-1]) from None
         return self
@@ -267,6 +274,8 @@ class EntryMixin(Core):
         """
         path = unravel_key_to_tuple(key)
         if default is not NO_DEFAULT and path not in self.keys(True):
+            if len(path) == 1 and type(self._children()) is dict:
+                return default
             return _pop_partial(self, path, default) if find_holders(self, path) else default
         try:
             entry = get_entry(self, path)
@@ -424,7 +433,6 @@ class EntryMixin(Core):
         Raises:
             TypeError: the collection has no batch dims. With a length of 0, ``torch.tensor`` would convert a list of
                 such collections to an empty tensor.
-            StructureError: the members of a lazy stack differ in the first dim.
         """
         batch_size = self.batch_size
         if not batch_size:
@@ -432,10 +440,6 @@ class EntryMixin(Core):
                 f"a {type(self).__name__} without batch dims has no length and is not a sequence: len(td.keys()) counts "
                 "its entries; of a list of collections torch.stack() makes a collection, whose entries are the tensors, "
                 "and numpy() makes arrays"
-            )
-        if batch_size[0] < 0:
-            raise StructureError(
-                f"a {type(self).__name__} of batch size {list(batch_size)} has no length: its members differ in the first dim"
             )
         return batch_size[0]
 
@@ -522,7 +526,7 @@ def _set_new(
 def _name_parents(parents: list[Core], node: Core) -> None:
     """Give parents the dim names of a node below them, unless another entry has one of these names for another dim."""
     with suppress(DimNamesError):
-        for parent in reversed(parents if node._names is not None else ()):
+        for parent in reversed(parents):
             take_names(parent, node)
 
 
@@ -610,15 +614,12 @@ def _write_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: 
 
 def get_default(node: Core, key: NestedKey, default: object = NOT_GIVEN) -> Any:
     """Return the default for a missing key, None if it is not given; raise KeyPathError for NO_DEFAULT."""
-    if default is NO_DEFAULT:
-        return get_entry(
-            node, unravel_key_to_tuple(key)
-        )  # raises the error that names the missing part of the path
     if default is NOT_GIVEN:
         if not SETTINGS.get_defaults_to_none:
             raise missing_key_error(node, key)
         return None
-    return default
+    # get_entry raises the error that names the missing part of the path.
+    return get_entry(node, unravel_key_to_tuple(key)) if default is NO_DEFAULT else default
 
 
 def coerce_for(node: Core, value: object, path: tuple[str, ...], non_blocking: bool) -> Child:
