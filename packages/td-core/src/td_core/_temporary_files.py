@@ -59,7 +59,6 @@ class _Temporary:
         # A save through a link replaces what the link refers to.
         self.path = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)
         check_replaceable(self.path)
-        _make_parents(self.path)
         try:
             number = self._take_number()
             for later in range(number + 1, number + 1 + _GAP):
@@ -80,6 +79,8 @@ class _Temporary:
                 _remove_if_stale(self.temporary)
                 continue
             except OSError as error:
+                if isinstance(error, FileNotFoundError) and _make_parents(self.path):
+                    continue
                 raise self._name_path(error) from error
             self._is_locked = _lock(self.fd)
             # Another save can remove the temporary before it is locked.
@@ -427,16 +428,17 @@ def _sync_tree(path: str) -> None:
         _sync_names(folder)
 
 
-def _make_parents(path: str) -> None:
-    """Make the directories above a path."""
+def _make_parents(path: str) -> bool:
+    """Make the directories above a path; return False if they exist."""
     folder = os.path.dirname(path)
     if os.path.isdir(folder):
-        return
+        return False
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         code = errno.ENOTDIR if error.errno == errno.EEXIST else error.errno or 0  # a file is there
         raise OSError(code, os.strerror(code), path) from error
+    return True
 
 
 def _name_temporary(path: str, number: str) -> str:
