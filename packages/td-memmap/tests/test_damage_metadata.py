@@ -337,6 +337,9 @@ def test_load_stack_huge_member_count_raises(save: Path, edit_metadata: Any) -> 
     edit_metadata(save / "stack" / "meta.json", set_fields(_members=1 << 24))
     with pytest.raises(FormatError, match="_members is 16777216, expected a number of members, at most"):
         TensorDict.load_memmap(save)
+    edit_metadata(save / "stack" / "meta.json", set_fields(_members=1 << 20))
+    with pytest.raises(FormatError, match="_members is 1048576, expected not many more than the"):
+        TensorDict.load_memmap(save)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from ._h5_files import convert_errors, show_error
 
 #: Attributes of tensordict: of a value for each row with its shape, and of a text.
 _STACK = "__tensordict_stack__"
-#: A group takes at least this many bytes of a file, unless it is linked more than once.
-_SMALLEST_GROUP = 64
+#: A group or a field takes at least this many bytes of a file, unless it is linked more than once.
+_SMALLEST_NODE = 16
 #: Attribute with the dtype of a leaf that HDF5 lacks.
 _DTYPE = "td_dtype"
 
@@ -89,7 +89,7 @@ class _Reader:
 
     def __init__(self, path: str, nbytes: int, strict: bool | None, stacks: bool) -> None:
         self.path, self.strict, self.stacks = path, strict, stacks
-        self.builder = TableBuilder(path, get_most_nodes(nbytes // _SMALLEST_GROUP))
+        self.builder = TableBuilder(path, get_most_nodes(nbytes // _SMALLEST_NODE))
         self.result = Foreign(self.builder.table)
         self.name = ""
         self.home: object = None

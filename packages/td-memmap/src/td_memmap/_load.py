@@ -55,6 +55,8 @@ T = TypeVar("T")
 
 _CPU = torch.device("cpu")
 _ATTEMPTS = 1000
+#: So many missing members of a stack are looked for one by one, to name the first; more are an impossible number.
+_MANY = 1000
 # Exceptions that can be raised when a node is built from valid but inconsistent metadata.
 _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 
@@ -318,6 +320,10 @@ class Reader:
         listing = tree.entries(node.parts)
         if level.members is None:
             level.members = list_members(listing, self._locate(node))
+        elif len(level.members) > len(listing) + _MANY:  # few bytes can announce many members
+            raise self._locate(node).error(
+                "_members", len(level.members), f"not many more than the {len(listing)} files and directories"
+            )
         values = node.values = dict(level.values)
         if _file_names.VALUES in listing:
             self._apply_types(node, values, read_json(tree, node.parts, _file_names.VALUES))
