@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from td_core import TensorDict
+from td_core.errors import FormatError
 from td_memmap import MemoryMappedTensor
 
 
@@ -233,3 +234,18 @@ def test_clone_storage_returns_ordinary_memory(mapped: MemoryMappedTensor) -> No
         assert type(copied) is torch.UntypedStorage
         assert not copied.is_shared()
         assert copied.tolist() == storage.tolist()
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3])
+@pytest.mark.parametrize("view", [False, True])
+def test_unpickle_after_next_save_raises(saves: int, view: bool, tmp_path: Path) -> None:
+    data = TensorDict({"a": torch.arange(6.0)}, batch_size=[6]).memmap(tmp_path / "save")
+    pickled = pickle.dumps(data["a"][2:] if view else data)
+    assert len(pickle.loads(pickled)) == (4 if view else 6)
+    data["a"].zero_()
+    assert pickle.loads(pickled)[0] == 0 if view else (pickle.loads(pickled)["a"] == 0).all()
+    del data
+    for number in range(saves):  # a file system can use an inode again
+        TensorDict({"a": torch.full((6,), float(number))}, batch_size=[6]).memmap(tmp_path / "save")
+    with pytest.raises(FormatError, match="was replaced since the tensor was pickled"):
+        pickle.loads(pickled)

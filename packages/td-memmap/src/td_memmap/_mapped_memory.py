@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core.typing import DeviceType
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap = _libc.mmap, _libc.munmap
 # The last argument is off_t, which has the same width; the offset is always 0.
@@ -167,3 +169,15 @@ def check_mappings(count: int, what: str) -> None:
             f"(vm.max_map_count), of which {used} are in use; use an archive (.tdz), which is one mapping, raise the "
             "limit, or stack the leaves",
         )
+
+
+def check_mode(mode: str | None) -> None:
+    """Raise ValueError for an unknown mode."""
+    if mode not in (None, "r", "r+"):
+        raise ValueError(f"mode must be 'r', 'r+' or None; got {mode!r}")
+
+
+def check_device(device: DeviceType | None) -> None:
+    """Raise RuntimeError for a device that cannot have mapped memory."""
+    if device is not None and torch.device(device).type != "cpu":
+        raise RuntimeError(f"a memory-mapped tensor is on the CPU; got device={device!r}")

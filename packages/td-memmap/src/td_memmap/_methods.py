@@ -68,7 +68,7 @@ def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = Tru
     """Load as an instance of ``cls`` if it has declared fields; ``complete`` sets missing fields to their defaults."""
     from . import _fs
     from ._load import LoadOptions, check_target, drop_missing, load_directory
-    from ._tensor import check_mode
+    from ._mapped_memory import check_mode
     from ._value_file import ValueFile
 
     mode, device, out = chosen.mode, chosen.device, chosen.out

@@ -30,7 +30,8 @@ from . import _fs
 from ._anonymous import AnonymousFile, remap_anonymous_storage
 from ._chunks import check_dtype, check_storable, iter_chunks, write_chunks
 from ._errors import FileTakenError, NoFileError
-from ._mapped_memory import FileStorage, map_elements_of
+from ._mapped_memory import FileStorage, check_device, check_mode, map_elements_of
+from ._pickle_stamps import Stamp, check_stamp, find_stamp
 from ._shapes import Shape, as_shape, element_count, make_empty, reshape_flat, shape_of, show_shape
 
 
@@ -103,7 +104,7 @@ class MemoryMappedTensor(Tensor):
         filename: str | Path | None = None,
     ) -> Any:
         """Create a memory-mapped tensor; see the class for the arguments."""
-        _check_device(device)
+        check_device(device)
         wanted: torch.dtype | None = as_dtype(dtype)
         if handler is not None:
             return cls.from_handler(handler, wanted or torch.get_default_dtype(), shape, index)
@@ -304,7 +305,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.from_storage(base.untyped_storage(), shape=(2, 2)).shape
         torch.Size([2, 2])
         """
-        _check_device(device)
+        check_device(device)
         dtype = as_dtype(dtype) or torch.get_default_dtype()
         flat = torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
         whole = flat.shape if shape is None else as_shape(shape)
@@ -490,7 +491,8 @@ class MemoryMappedTensor(Tensor):
         moved = place.identity is not None and not _fs.is_path_of(place.filename, place.identity)
         if place.filename is None or moved or not is_at_its_place(self):
             return map_elements, (Tensor.clone(self),)
-        return remap_tensor, (place.filename, self.dtype, place.shape, place.mode, _get_view(self))
+        stamp = None if place.identity is None else find_stamp(place.filename)
+        return remap_tensor, (place.filename, self.dtype, place.shape, place.mode, _get_view(self), stamp)
 
 
 # Tensors that torch creates, such as a Parameter of a mapped tensor, have no instance attribute ``_place``.
@@ -513,7 +515,8 @@ def _reduce_storage(storage: FileStorage) -> Any:
     source = storage.source
     if isinstance(source, Place):
         if source.shared and _fs.is_path_of(source.filename, source.identity):
-            return remap_storage, (source.filename, storage.nbytes(), storage.start)
+            stamp = find_stamp(str(source.filename))
+            return remap_storage, (source.filename, storage.nbytes(), storage.start, stamp)
     elif source is not None and (file := source()) is not None:
         return remap_anonymous_storage, (file, storage.start, storage.nbytes())
     copy = storage.clone()
@@ -527,8 +530,11 @@ _COPIES: WeakKeyDictionary[object, list[torch.UntypedStorage]] = WeakKeyDictiona
 
 
 @set_module("td_memmap.memmap_pickles")
-def remap_storage(filename: str, nbytes: int, start: int = 0) -> torch.UntypedStorage:
+def remap_storage(
+    filename: str, nbytes: int, start: int = 0, stamp: Stamp | None = None
+) -> torch.UntypedStorage:
     """Map the first ``nbytes`` bytes of a file after ``start`` as a storage."""
+    check_stamp(filename, stamp)
     memory = MemoryMappedTensor.from_filename(filename, torch.uint8, (start + nbytes,)).untyped_storage()
     part: torch.UntypedStorage = memory[start:] if start else memory
     return part
@@ -578,9 +584,15 @@ def is_backed_by_path(tensor: MemoryMappedTensor) -> bool:
 
 @set_module("td_memmap.memmap_pickles")
 def remap_tensor(
-    filename: str, dtype: torch.dtype, shape: Shape, mode: str | None, look: _View
+    filename: str,
+    dtype: torch.dtype,
+    shape: Shape,
+    mode: str | None,
+    look: _View,
+    stamp: Stamp | None = None,
 ) -> MemoryMappedTensor:
     """Map a pickled tensor from the file at its path."""
+    check_stamp(filename, stamp)
     return _open_view(
         lambda form: MemoryMappedTensor.from_filename(filename, dtype, form, mode=mode), shape, look
     )
@@ -643,12 +655,6 @@ def map_file(
     return MemoryMappedTensor._on(reshape_flat(data, shape), place)
 
 
-def check_mode(mode: str | None) -> None:
-    """Raise ValueError for an unknown mode."""
-    if mode not in (None, "r", "r+"):
-        raise ValueError(f"mode must be 'r', 'r+' or None; got {mode!r}")
-
-
 def as_plain(tensor: Tensor) -> Tensor:
     """Return a plain tensor on the same elements."""
     return tensor.detach() if isinstance(tensor, MemoryMappedTensor) else tensor
@@ -663,11 +669,6 @@ def _make_absolute(filename: str | Path | None) -> str | None:
     return None if filename is None else _fs.make_absolute(filename)
 
 
-def _check_device(device: DeviceType | None) -> None:
-    if device is not None and torch.device(device).type != "cpu":
-        raise RuntimeError(f"a memory-mapped tensor is on the CPU; got device={device!r}")
-
-
 _REQUIRED: object = object()
 
 
@@ -678,7 +679,7 @@ def _create_zeros(
     dtype = as_dtype(kwargs.pop("dtype", None)) or torch.get_default_dtype()
     path = _make_absolute(kwargs.pop("filename", None))
     existsok = kwargs.pop("existsok", False)
-    _check_device(kwargs.pop("device", None))
+    check_device(kwargs.pop("device", None))
     value = kwargs.pop("fill_value", _REQUIRED) if name == "full" else None
     if value is _REQUIRED:
         if len(args) < 2:
@@ -696,5 +697,4 @@ def _create_zeros(
     return cls._create(as_shape(shape), dtype, path, existsok=existsok), value
 
 
-#: Names in the pickles of earlier releases.
-_from_path, _from_elements = remap_tensor, map_elements
+_from_path, _from_elements = remap_tensor, map_elements  # in pickles of earlier releases
