@@ -158,7 +158,10 @@ class _Plan:
         self.others = others
         for path in change.added:
             edit.put(path, None)
-        self.kept = self._make_save(edit.finish()).list_links()
+        if change.removed:
+            self.kept = self._make_save(edit.finish()).list_links()
+        else:
+            self.kept = found.list_links()
         taken = set(self.kept)
         for path, data in change.added.items():
             group = edit.get_row(path[:-1]).get("group") or ""

@@ -65,16 +65,16 @@ class _LiveGroup(LiveStore):
         for path in change.added:
             edit.put(path, None)
         rest = replace(group, table=edit.finish())
-        planned = self._plan(edit, change, _list_arrays(rest.table))
         root = read_root(self.objects)
         documents = list_documents(self.objects, root)
         used = _list_arrays(rest.table)
         gone = _find_unused(documents, used, group.arrays, change.removed) if change.removed else []
+        planned = self._plan(edit, change, {*group.arrays} - {*gone})
         new = {name for item in planned for name in item.documents}
         if not new.isdisjoint(gone):  # an array takes the name of another one, which is removed first
             for source in change.release():
                 source.keep()
-            self._write_root(rest, documents, gone)
+            self._write_root(root, rest, documents, gone)
             self.objects.remove(gone)
             documents, gone = {name: item for name, item in documents.items() if name not in gone}, []
         known = set(documents)
@@ -87,7 +87,8 @@ class _LiveGroup(LiveStore):
             documents = {**item.root["consolidated_metadata"]["metadata"], **documents}
         arrays = {name: array for item in planned for name, array in item.arrays.items()}
         table = edit.finish() if planned else rest.table
-        self._write_root(replace(group, table=table, arrays={**group.arrays, **arrays}), documents, gone)
+        group = replace(group, table=table, arrays={**group.arrays, **arrays})
+        self._write_root(root, group, documents, gone)
         for source in change.release():
             source.keep()
         self.objects.remove(gone)
@@ -104,7 +105,9 @@ class _LiveGroup(LiveStore):
             planned.append(item)
         return planned
 
-    def _write_root(self, group: GroupContent, documents: Mapping[str, Any], gone: Iterable[str]) -> None:
+    def _write_root(
+        self, root: dict[str, Any], group: GroupContent, documents: Mapping[str, Any], gone: Iterable[str]
+    ) -> None:
         """Write the root of a group, with the metadata of its groups and arrays except those that are ``gone``."""
         header = make_table_header(group.table)
         header["check"] = compute_check(
@@ -112,7 +115,6 @@ class _LiveGroup(LiveStore):
         )
         if not group.is_strict:
             header["sparse"] = True
-        root = read_root(self.objects)
         root["attributes"]["td"] = json.dumps(header, separators=(",", ":"))
         root["consolidated_metadata"] = consolidate(
             {name: document for name, document in documents.items() if name not in gone}

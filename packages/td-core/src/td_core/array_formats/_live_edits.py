@@ -159,7 +159,6 @@ class Edits:
 
     def _wrap(self, node: LiveCollection, key: str) -> Core:
         data: Core = node._with_children({key: self._read_own(node._entries[key])})
-        self.store.check_entry(data)
         return data
 
     def _make_edit(self, added: Iterable[KeyPath]) -> Callable[[TableEdit], None]:

@@ -31,6 +31,8 @@ class TableEdit:
         self._leaves, self._values = [*table.leaves], [*table.values]
         #: The entries of the rows that were looked at, by position of the row.
         self._entries: dict[int, dict[str, Any]] = {}
+        #: Whether nodes, leaves or values are no longer used.
+        self._has_unused = False
 
     def find(self, path: Sequence[str]) -> Any:
         """Return the position of the node at a key path, or that of a leaf in a list.
@@ -59,10 +61,13 @@ class TableEdit:
 
     def put(self, path: KeyPath, ref: object) -> None:
         """Set the entry at a key path: the position of a node, or that of a leaf in a list."""
-        self._list_entries(self.find(path[:-1]))[path[-1]] = ref
+        entries = self._list_entries(self.find(path[:-1]))
+        self._has_unused |= entries.get(path[-1]) is not None
+        entries[path[-1]] = ref
 
     def remove(self, path: KeyPath) -> Any:
         """Remove an entry, and return what ``put`` takes; None if another process has removed it."""
+        self._has_unused = True
         return self._list_entries(self.find(path[:-1])).pop(path[-1], None)
 
     def add(self, path: KeyPath, other: Encoded, source: KeyPath = ()) -> None:
@@ -116,7 +121,8 @@ class TableEdit:
         for position, entries in self._entries.items():
             row = [[key, ref] for key, ref in entries.items() if ref is not None]
             nodes[position] = {**nodes[position], "entries": row}
-        return prune_table(replace(self._table, nodes=nodes, leaves=self._leaves, values=self._values))
+        table = replace(self._table, nodes=nodes, leaves=[*self._leaves], values=[*self._values])
+        return prune_table(table) if self._has_unused else table
 
     def _list_entries(self, position: int) -> dict[str, Any]:
         if position not in self._entries:
