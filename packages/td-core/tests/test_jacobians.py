@@ -140,6 +140,10 @@ def test_tree_map_to_other_objects_keeps_them_at_their_keys(value: object) -> No
             for leaves_only, count in ((True, 2), (False, 3)):
                 keys = list(result.keys(True, leaves_only))
                 assert keys == [key for key, _ in result.items(True, leaves_only)] and ("n", "y") in keys
-                assert len(result.keys(True, leaves_only)) == len(result.values(True, leaves_only)) == count
+                assert (
+                    len(result.keys(True, leaves_only))
+                    == len(list(result.values(True, leaves_only)))
+                    == count
+                )
     if not isinstance(value, (tuple, list, type(None))):  # these are trees again
         assert pytree.tree_leaves(pytree.tree_map(lambda _: value, make(3, 2))) == [value, value]

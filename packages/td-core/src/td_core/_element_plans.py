@@ -53,8 +53,6 @@ class Where(WholePlan):
 
         def leaf(pair: Sequence[Tensor]) -> Tensor:
             left, right = pair
-            if left.is_nested:
-                raise RuntimeError("the components of a nested tensor are selected one by one")
             if takes_whole and left.shape != right.shape and (every := condition.all()) == condition.any():
                 return (left if every else right).to(torch.result_type(left, right))
             ndim = left.ndim
@@ -206,7 +204,8 @@ def _roll_flat(value: Tensor, shift: int, n: int) -> Tensor:
 
 def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> ComputedPlan:
     """Build the plan of ``pad``: amounts before and after, listed from the first batch dim on."""
-    check_arguments(pad_plan, (batch, pad_size))
+    if not isinstance(pad_size, (list, tuple)) or any(type(amount) is not int for amount in pad_size):
+        check_arguments(pad_plan, (batch, pad_size))
     pad_size = as_ints(pad_size)
     if len(pad_size) % 2:
         raise BatchSizeError(f"pad: pad_size has two numbers for each dim; got {list(pad_size)}")
@@ -235,8 +234,9 @@ def _spell_pad(plan: Any, value: float) -> Leaf:
 
 def gather_plan(batch: Shape, dim: int, index: Tensor) -> WholePlan:
     """Build the plan of ``gather``: the index has one dim per batch dim and is broadcast over the feature dims."""
-    check_arguments(gather_plan, (batch, dim, index))
-    dim = wrap_dim(dim, len(batch))
+    dim = wrap_dim(dim, len(batch), "gather: dim")
+    if not isinstance(index, Tensor):
+        check_arguments(gather_plan, (batch, dim, index))
     if index.ndim != len(batch):
         raise BatchSizeError(
             f"gather: the index must have one dim for each batch dim; got shape {list(index.shape)} "

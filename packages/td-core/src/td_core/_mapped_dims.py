@@ -137,7 +137,7 @@ torch_pytree.register_pytree_node(Placeholder, lambda item: ([item.leaf], item),
 
 def _hold_places(tree: Any, make: Callable[[Core], Tensor], least: int = 0) -> Any:
     """Replace the collections of a tree that have no leaves, and at least ``least`` batch dims, by placeholders."""
-    if type(tree) in PLAIN or torch.compiler.is_compiling():
+    if not _may_need_place(tree) or torch.compiler.is_compiling():
         return tree
 
     def hold(item: Any) -> Any:
@@ -145,6 +145,11 @@ def _hold_places(tree: Any, make: Callable[[Core], Tensor], least: int = 0) -> A
         return Placeholder(item, make(item)) if is_empty else item
 
     return torch_pytree.tree_map(hold, tree, is_leaf=_is_node)
+
+
+def _may_need_place(item: object) -> bool:
+    """Return True for a collection without leaves, and for any object that may contain one."""
+    return type(item) not in PLAIN and (not isinstance(item, Core) or not has_leaves(item))
 
 
 def _make_leaf(node: Core, *mapped: int) -> Tensor:
@@ -159,7 +164,7 @@ def _read_in_dims(original: Callable[..., object]) -> Callable[..., object]:
             in_dims = normalize_dims(in_dims, args, get_argument_dim)
         if torch.compiler.is_compiling():
             return original(in_dims, args, func)
-        held = args if PLAIN.issuperset(map(type, args)) else _hold_places(args, _make_leaf, 1)
+        held = _hold_places(args, _make_leaf, 1) if any(map(_may_need_place, args)) else args
         return original(in_dims, held, func)
 
     return process

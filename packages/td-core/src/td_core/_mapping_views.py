@@ -91,13 +91,11 @@ def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[object]:
             if isinstance(child, Tensor) or type(child) in LEAF_KINDS:
                 append(prefix + (key,) if prefix else key)
                 continue
-            # A pytree function may have put another object in place of a leaf.
-            below = getattr(child, "_children", None)
-            if not leaves_only or below is None:
+            if not leaves_only:
                 append(prefix + (key,) if prefix else key)
-            if nested and below is not None:
+            if nested:
                 stack.append((prefix, level))
-                children, prefix = below(), prefix + (key,)
+                children, prefix = child._children(), prefix + (key,)
                 level = iter(children.copy().items()) if type(children) is dict else _level(child)
                 break
         else:
@@ -127,12 +125,12 @@ def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[o
             if isinstance(child, Tensor):
                 append((prefix + (key,) if prefix else key, child))
                 continue
-            leaf, below = unwrap_entry(child), getattr(child, "_children", None)
-            if not leaves_only or leaf is not child or below is None:
+            leaf = unwrap_entry(child)
+            if not leaves_only or leaf is not child:
                 append((prefix + (key,) if prefix else key, leaf))
-            if nested and leaf is child and below is not None:
+            if nested and leaf is child:
                 stack.append((prefix, level))
-                prefix, level = prefix + (key,), iter(dict(below()).items())
+                prefix, level = prefix + (key,), iter(dict(child._children()).items())
                 break
         else:
             if not stack:
@@ -152,12 +150,12 @@ def _list_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
             if isinstance(child, Tensor):
                 append(child)
                 continue
-            leaf, below = unwrap_entry(child), getattr(child, "_children", None)
-            if not leaves_only or leaf is not child or below is None:
+            leaf = unwrap_entry(child)
+            if not leaves_only or leaf is not child:
                 append(leaf)
-            if nested and leaf is child and below is not None:
+            if nested and leaf is child:
                 stack.append(level)
-                level = iter(list(below().values()))
+                level = iter(list(child._children().values()))
                 break
         else:
             if not stack:
@@ -208,6 +206,7 @@ class _Walk:
             for key, child in level:
                 full = (*prefix, key) if prefix else key
                 leaf = (isinstance(child, Tensor) and is_leaf is default_is_leaf) or is_leaf(type(child))
+                leaf = leaf or not isinstance(child, (Tensor, Core))
                 if leaf or not leaves_only:
                     yield full, unwrap_entry(child)
                 if nested and not leaf and not isinstance(child, Tensor):
@@ -236,7 +235,10 @@ class CollectionKeys(_Walk, Set[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._plain:
             nested, leaves_only, _, _ = self._how
-            return iter(_list_keys(self._node, nested, leaves_only))
+            try:
+                return iter(_list_keys(self._node, nested, leaves_only))
+            except AttributeError:
+                pass  # a pytree function put another object in place of a leaf; the generator below is for them too
         return (key for key, _ in self._walk(values=False))
 
     def __len__(self) -> int:
@@ -294,8 +296,10 @@ class CollectionValues(_Walk):
             nested, leaves_only, _, _ = self._how
             try:
                 return iter(_list_values(self._node, nested, leaves_only))
-            except StructureError:
-                pass  # an entry of a lazy stack is ragged; the generator below raises only when it reaches that entry
+            except (StructureError, AttributeError):
+                # An entry of a lazy stack is ragged; the generator below raises only when it reaches that entry. Or a pytree
+                # function put another object in place of a leaf.
+                pass
         return (child for _, child in self._walk(values=True))
 
     def __contains__(self, value: object) -> bool:
@@ -312,8 +316,10 @@ class CollectionItems(_Walk):
             nested, leaves_only, _, _ = self._how
             try:
                 return iter(_list_items(self._node, nested, leaves_only))
-            except StructureError:
-                pass  # an entry of a lazy stack is ragged; the generator below raises only when it reaches that entry
+            except (StructureError, AttributeError):
+                # An entry of a lazy stack is ragged; the generator below raises only when it reaches that entry. Or a pytree
+                # function put another object in place of a leaf.
+                pass
         return self._walk(values=True)
 
     def __contains__(self, pair: object) -> bool:

@@ -251,7 +251,10 @@ def wrap_jacobians(finish: Callable[[Callable[[], object], int | None], object])
     def unflatten(leaves: object, spec: object) -> object:
         if torch.compiler.is_compiling():
             return original(leaves, spec)
-        held = sys._getframe(1).f_locals
+        frame = sys._getframe(1)
+        if not frame.f_code.co_name.startswith(("wrapper_fn", "compute_jacobian")):
+            return original(leaves, spec)
+        held = frame.f_locals
         build = partial(original, leaves, spec)
         if any(held.get(a) is leaves and held.get(b) is spec for a, b in _BASES):
             return finish(build, None)

@@ -7,7 +7,6 @@ Batch dims are aligned with batch dims, and feature dims with feature dims. For 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -62,9 +61,11 @@ def expand_to_match(item: CoreT, beside: Core, size: tuple[int, ...]) -> CoreT:
 
 def find_longer_size(first: Core, second: Core) -> torch.Size | None:
     """Return the longer of two batch sizes if it starts with the other one, and all leaves of one key have these dims."""
-    short, long = sorted([first, second], key=attrgetter("batch_dims"))
-    size = long.batch_size
-    if -1 in size or len(size) == short.batch_dims or size[: short.batch_dims] != short.batch_size:
+    size, start = first.batch_size, second.batch_size
+    short, long = second, first
+    if len(size) < len(start):
+        size, start, short, long = start, size, first, second
+    if len(size) == len(start) or size[: len(start)] != start or -1 in size:
         return None
     found = False
     for left, right in zip_walk(short, long):

@@ -61,12 +61,12 @@ def combine(
     """
     leaves: list[Tensor] = []
     levels: Walked = None
-    operand, plain = other, True
+    operand, plain, is_single = other, True, True
     # A type check is several times faster than isinstance with an abstract class.
     if type(other) is not type(node) and isinstance(other, NUMBERS):
         operand = other.item() if isinstance(other, np.generic) else other
     elif type(other) is type(node) or isinstance(other, Core):
-        size = None
+        size, is_single = None, False
         if default is not None or other.batch_size != node.batch_size:
             node, other, size = _align(node, name, other, default)
         operand = []
@@ -80,13 +80,22 @@ def combine(
         return NotImplemented  # type: ignore[no-any-return]
     if not leaves:
         levels = node._flatten_leaves(leaves)
-    if foreign is not None and type(levels) is not dict and not isinstance(other, Core):
+    if foreign is not None and is_single and type(levels) is not dict and _may_hold_values(levels):
         foreign.append(node)
     try:
         plain = plain and type(levels) is dict
         return node._unflatten(foreach(this, leaves, operand, plain=plain), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, operand)
+
+
+def _may_hold_values(levels: Walked) -> bool:
+    """Return True unless the treedef shows that a tree has no value nodes."""
+    if type(levels) is not list:
+        return True
+    return any(
+        not isinstance(child, Tensor) and child._is_value for level in levels for child in level.values()
+    )
 
 
 def _pair_with_tensor(

@@ -145,9 +145,11 @@ class SelectMixin(ShapeMixin):
         >>> td.where(torch.tensor([True, False, True]), -1)["a"]
         tensor([ 0, -1,  2])
         """
-        is_nested = isinstance(other, Core)
-        longer = find_longer_size(self, other) if is_nested else None  # type: ignore[arg-type]
-        condition, size = _broadcast_condition(condition, self.batch_size, other, longer)
+        longer, given = None, self.batch_size
+        if isinstance(other, Core):
+            given = other.batch_size
+            longer = None if given == self.batch_size else find_longer_size(self, other)
+        condition, size = _broadcast_condition(condition, self.batch_size, given, longer)
         if not isinstance(other, Core):
             left = self if size == self.batch_size else self.expand(size)
             result: Self = _select_or_value(left, other, condition)
@@ -276,7 +278,7 @@ def _fits_first_dims(mask: Tensor, batch_size: torch.Size) -> bool:
 
 
 def _broadcast_condition(
-    condition: object, batch_size: torch.Size, other: object, longer: torch.Size | None
+    condition: object, batch_size: torch.Size, other_size: torch.Size, longer: torch.Size | None
 ) -> tuple[Tensor, torch.Size]:
     """Expand the condition of ``where`` to the batch size of the result, and return both."""
     mask = _as_mask("where", condition)
@@ -288,7 +290,7 @@ def _broadcast_condition(
         mask = elements.append_dims(mask, len(batch_size)).expand(batch_size)
     size = batch_size
     for name, shape in (
-        ("other collection", other.batch_size if isinstance(other, Core) else size),
+        ("other collection", other_size),
         ("condition", size if is_uneven else mask.shape),
     ):
         if shape != size and (broadcast := broadcast_shape(shape, size)) is not None:
