@@ -146,3 +146,13 @@ def test_append_to_saved_content_adds_rows_or_changes_nothing(
     else:
         assert_same(td_core.load(path), torch.cat([data, data]))
         assert td_core.verify(path).ok
+
+
+@pytest.mark.skipif(not HAS_VALUES, reason="needs td-tensorclass")
+def test_saved_unbatched_tensor_has_no_label_of_a_batch_dim(path: Path) -> None:
+    data = TensorDict({**VALUES["unbatched"](), "c": make_class()}, [2])
+    data.names = ["time"]
+    td_core.save(data, path, format="hdf5")
+    with h5py.File(path) as file:
+        labels = {key: [dim.label for dim in file[key].dims] for key in ("u", "v", "x", "c/a")}
+    assert labels == {"u": [""], "v": [], "x": ["time"], "c/a": ["time"]}
