@@ -431,7 +431,8 @@ def _index_select(func: Operation, view: Tensor, dim: int, index: Tensor) -> obj
     # torch refuses other positions, which an index supports.
     if not is_plain or index.dtype not in _POSITIONS or (index.numel() and int(index.min()) < 0):
         return _compute(func, view, dim, index)
-    return _index(torch.ops.aten.index.Tensor, view, [*[None] * (dim % view.ndim), index.reshape(-1)])
+    read: Any = torch.ops.aten.index.Tensor
+    return _index(read, view, [*[None] * (dim % view.ndim), index.reshape(-1)])
 
 
 _POSITIONS = frozenset({torch.int32, torch.int64})
