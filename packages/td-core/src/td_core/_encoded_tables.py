@@ -103,8 +103,9 @@ def check_table(encoded: Encoded, where: str) -> None:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{where}: the nodes of its header are damaged: {error!r}") from error
     # A few rows that refer to each other repeatedly could expand to a tree of any size.
+    refs = [ref for row in rows for _, ref in (*row["entries"], *row["members"]) if type(ref) is int]
     most = get_most_nodes(len(rows))
-    if _count_nodes(rows, most) > most:
+    if len({*refs}) < len(refs) and _count_nodes(rows, most) > most:
         raise refuse_nodes(where, most)
 
 
