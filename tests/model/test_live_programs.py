@@ -177,9 +177,7 @@ STEPS: dict[str, Step] = {
         lambda p, td: (p.held(td), p.tensor(td)), lambda td, k, v: td.set(k, v, inplace=True)
     ),
     "set_non_tensor": Step(lambda p, td: (p.key(), "new"), lambda td, k, v: td.set_non_tensor(k, v)),
-    "setdefault": Step(
-        lambda p, td: (p.held(td), p.value(td)), lambda td, k, v: td.setdefault(k, v) and None
-    ),
+    "setdefault": Step(lambda p, td: (p.held(td), p.value(td)), lambda td, k, v: td.setdefault(k, v)),
     "create_nested": Step(lambda p, td: (p.key(),), lambda td, k: td.create_nested(k)),
     "delete": Step(lambda p, td: (p.held(td),), lambda td, k: td.del_(k)),
     "pop": Step(lambda p, td: (p.held(td),), lambda td, k: td.pop(k)),
