@@ -328,3 +328,10 @@ def test_get_item_shape_of_members_of_different_kinds_raises() -> None:
         StructureError, match=r"^key 'a' has no shape: it is \[Tensor, TensorDict\] in the members"
     ):
         stack.get_item_shape("a")
+
+
+def test_set_names_above_level_of_fewer_dims_keeps_its_dims():
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3])
+    td["n"].batch_size = []
+    td.names = ["x"]
+    assert (td.names, td["n"].names, td["n"]._names) == (["x"], [], None)

@@ -121,7 +121,7 @@ class MetadataMixin(Core):
 
         for node in expand([root], below):
             tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
-            full = (names or (None,) * ndim) + tail
+            full = ((names or (None,) * ndim) + tail)[: len(node.batch_size)]  # a level can have fewer dims
             node._names = full if any(name is not None for name in full) else None
 
     def refine_names(self, *names: object) -> Self:
