@@ -1,7 +1,7 @@
 """td-core with all of its siblings under one import.
 
-It has every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``, and those of
-``td_zarr`` for groups that are opened; each name is loaded when it is first used.
+It has every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``, and those
+for Zarr groups that are opened; each name is loaded when it is first used.
 
 >>> import torch, td
 >>> data = td.TensorDict({"obs": torch.zeros(3, 4), "task": "reach"}, batch_size=[3])

@@ -356,8 +356,7 @@ def build_nested(
                 content = value if type(value) is dict else get_content and get_content(value)
             if type(key) is not str:
                 # A nested key can lead into a node that the loop has not filled yet.
-                for late, _, unfilled, below in todo[first:]:
-                    unfilled.update(build_nested(late, batch_size, device, below, get_content, seen)._dict)
+                _fill_levels(todo[first:], batch_size, device, get_content, seen)
                 del todo[first:]
             if content is None or (get_content is None and type(key) is not str):
                 node._set_path(key, value, prefix)
@@ -383,6 +382,18 @@ def build_nested(
     if is_named:
         lift_names(root)
     return root
+
+
+def _fill_levels(
+    levels: list[tuple[Mapping[Any, Any], TensorDict, dict[str, Child], tuple[str, ...]]],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    get_content: GetContent | None,
+    seen: set[int] | None,
+) -> None:
+    """Fill the entries of levels that :func:`build_nested` has not reached yet."""
+    for mapping, _, entries, path in levels:
+        entries.update(build_nested(mapping, batch_size, device, path, get_content, seen)._dict)
 
 
 def _has_cycle(value: object, get_content: GetContent | None) -> bool:

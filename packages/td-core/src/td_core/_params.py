@@ -363,7 +363,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return _cache_tied(copy_leaf)
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        if not _is_copying(fn):
+        if not is_copying(fn):
             return super()._map(fn)
         # Copies of parameters are parameters, which must be autograd leaves.
         with torch.no_grad():
@@ -597,13 +597,13 @@ def _adopt_entry(value: Child, held: Child | None, converts: bool) -> Child:
     return value._map(kept)
 
 
-def _is_copying(fn: Callable[..., object]) -> bool:
+def is_copying(fn: Callable[..., object]) -> bool:
     """Return True if ``fn`` clones leaves, so that a mapped value node must be copied too."""
     return getattr(fn, "func", fn) is copy_leaf
 
 
 def _cache_tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Wrap a copy function so that tied leaves are copied once, each in its role; see :func:`_is_copying`."""
+    """Wrap a copy function so that tied leaves are copied once, each in its role; see :func:`is_copying`."""
     made: dict[int, Tensor] = {}
 
     def copy(leaf: Tensor) -> Tensor:
