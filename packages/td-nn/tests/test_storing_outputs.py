@@ -234,3 +234,16 @@ def test_call_stores_a_collection_and_a_key_below_it_in_their_order(keys: list[A
     for key, value in zip(keys, run(td["x"])):
         expected.set(key, value)
     assert {*td.keys(True)} == {*expected.keys(True)}
+
+
+@pytest.mark.parametrize("keys", [["n", ("n", "b")], ["x", "n", ("n", "b")], ["x", ("x", "b"), "z"]], ids=str)
+@pytest.mark.parametrize("name", TARGETS)
+def test_call_stores_neither_a_collection_nor_an_unfit_key_below_it(name: str, keys: list[Any]) -> None:
+    made = TensorDict(own=torch.zeros(3))
+    td = TARGETS[name]()
+    before = {key: value.clone() for key, value in td.items(True, True)}
+    module = TensorDictModule(lambda x: (*[made for _ in keys[1:]], torch.ones(5)), ["s"], keys)
+    with pytest.raises(Exception, match="batch size"):
+        module(td)
+    assert list(made.keys()) == ["own"] and {*td.keys(True, True)} == {*before}
+    assert all(torch.equal(td[key], value) for key, value in before.items())

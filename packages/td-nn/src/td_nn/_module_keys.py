@@ -145,11 +145,22 @@ def store_outputs(tensordict: Any, keys: Iterable[Key], values: Iterable[Any]) -
         if not isinstance(value, Tensor):
             is_leaf = _is_whole
             break
-    if len(entries) == 1 or (is_leaf is not None and not _are_separate(entries)):
-        for key, value in entries.items():
-            tensordict.set(key, value)
+    if len(entries) == 1:
+        ((key, value),) = entries.items()
+        tensordict.set(key, value)
+    elif is_leaf is not None and not _are_separate(entries):
+        _store_in_order(tensordict, entries)
     elif entries:
         tensordict.update(entries, is_leaf=is_leaf)
+
+
+def _store_in_order(tensordict: Any, entries: dict[Key, Any]) -> None:
+    """Store values one after the other, in a copy first, where an error changes nothing of the collection."""
+    trial = tensordict.clone(recurse=False)
+    for key, value in entries.items():
+        trial.set(key, value.clone(recurse=False) if isinstance(value, TensorCollection) else value)
+    for key, value in entries.items():
+        tensordict.set(key, value)
 
 
 def _are_separate(keys: Collection[Key]) -> bool:
