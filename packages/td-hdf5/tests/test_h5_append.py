@@ -31,7 +31,9 @@ HAS_VALUES = importlib.util.find_spec("td_tensorclass") is not None
 
 def make_values() -> TensorDict:
     package = importlib.import_module("td_tensorclass")
-    return TensorDict({"a": torch.arange(2.0), "s": package.NonTensorStack("x", "y")}, [2])
+    return TensorDict(
+        {"a": torch.arange(2.0), "s": package.NonTensorStack("x", "y"), "m": package.MetaData({"k": 1})}, [2]
+    )
 
 
 #: Collections to which the first two rows of themselves are appended.

@@ -201,6 +201,25 @@ def test_append_again_and_again_adds_all_rows(options: Any, path: Path) -> None:
     assert zarr.open_group(path, mode="r", use_consolidated=False)["a"].shape == (11, 2, 3)
 
 
+def test_append_rows_with_values_of_the_group_keeps_them_for_the_batch(path: Path) -> None:
+    package = pytest.importorskip("td_tensorclass")
+
+    def make(rows: int, value: object = 1) -> TensorDict:
+        nodes = {
+            "m": package.MetaData({"k": 1}),
+            "n": package.MetaData(value),
+            "v": package.NonTensorData([2]),
+        }
+        return TensorDict({"a": torch.zeros(rows), **nodes, "below": nodes}, [rows])
+
+    save(make(3), path)
+    append(make(2), path)
+    loaded = load(path)
+    assert loaded["m"] == loaded["below", "m"] == {"k": 1} and loaded["n"] == 1 and loaded["v"] == [2]
+    append(make(1, value=2), path)
+    assert load(path)["n"] == [1, 1, 1, 1, 1, 2] and load(path)["m"] == {"k": 1}
+
+
 def test_append_to_empty_group_makes_chunks_of_the_rows(path: Path) -> None:
     save(make_data(0), path)
     append(make_data(5), path)

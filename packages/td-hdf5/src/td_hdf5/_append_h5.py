@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import torch
 
-from td_core.array_formats import as_storable, check_growing
+from td_core.array_formats import as_storable, check_growing, join_rows
 from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperationError
 from td_core.spi import show_path
 
@@ -72,7 +72,7 @@ def _append(rows: Any, path: Location) -> list[tuple[str, Any]] | None:
         leaves = _list_growing(found, rows) if has_header else None
         options = {} if leaves else _read_options(found)
     if leaves is None:
-        save(torch.cat([load(path), rows]), path, **options)
+        save(join_rows(load(path), rows), path, **options)
     return leaves
 
 

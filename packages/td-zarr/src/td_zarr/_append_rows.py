@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from td_core import decode, encode
-from td_core.array_formats import PlannedArray, build_collection, check_growing, make_array_plan
+from td_core.array_formats import PlannedArray, build_collection, check_growing, join_rows, make_array_plan
 from td_core.errors import StructureError, UnsupportedOperationError
 from td_core.spi import show_path
 
@@ -46,7 +46,7 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
         check_growing(group.table, group.where)
         before = build_collection(group.table, group.where, group.make_blank)
         whole = make_array_plan(
-            torch.cat([before, _without_elements(rows)]), NATIVE, join_names, blank=True, separator="/"
+            join_rows(before, _without_elements(rows)), NATIVE, join_names, blank=True, separator="/"
         )
         added = make_array_plan(rows, NATIVE, join_names, separator="/").arrays
         if whole.arrays.keys() != group.arrays.keys():

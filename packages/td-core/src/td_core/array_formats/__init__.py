@@ -30,6 +30,7 @@ from ._check_arrays import (
     read_hashes,
     report_damage,
 )
+from ._join_rows import join_rows
 from ._live_collections import LiveCollection, LiveStore
 from ._live_edits import Change
 from ._mapped_leaves import (
@@ -50,7 +51,7 @@ __all__ = [
     "ArrayPlan", "Change", "KeptSource", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor",
     "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "TableBuilder", "TableEdit", "as_mapped", "as_storable",
     "build_collection", "build_leaves", "check_arrays", "check_growing", "check_in_place", "compute_check", "describe_arrays",
-    "find_batch_sizes", "find_row", "get_most_nodes", "get_stored", "is_nested", "list_names",
+    "find_batch_sizes", "find_row", "get_most_nodes", "get_stored", "is_nested", "join_rows", "list_names",
     "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into", "read_shape",
     "refuse_values", "report_damage", "restore", "sync_file", "view_mapped",
 ]  # fmt: skip
