@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, assert_close, from_any, lazy_stack
-from td_core.errors import KeyMismatchError, KeyPathError
+from td_core import TensorDict, TensorDictParams, assert_close, from_any, lazy_stack
+from td_core.errors import BatchSizeError, KeyMismatchError, KeyPathError
 from td_tensorclass import TensorClass
 
 
@@ -154,3 +154,41 @@ def test_join_with_field_of_some_members_keeps_values() -> None:
 def test_update_in_place_of_unset_field_with_value_raises() -> None:
     with pytest.raises(KeyPathError, match="key 'speaker' not found"):
         make_turn().update_({"speaker": "a"})
+
+
+SETS_NONE: dict[str, Callable[[Any], object]] = {
+    "set": lambda turn: turn.set("extra", None),
+    "attribute": lambda turn: setattr(turn, "extra", None),
+    "update": lambda turn: turn.update({"extra": None}),
+    "update with keywords": lambda turn: turn.update(extra=None),
+    "update of one key": lambda turn: turn.update({"extra": None, "x": None}, keys_to_update=["extra"]),
+    "update twice": lambda turn: turn.update({"extra": None}).update({"extra": None}, clone=True),
+}
+
+
+@pytest.mark.parametrize("write", SETS_NONE)
+@pytest.mark.parametrize("place", ["root", "below", "stack", "parameters"])
+def test_setting_none_removes_the_entry(place: str, write: str) -> None:
+    turn = TURNS["nested"]()
+    held: Any = turn
+    if place == "below":
+        held = make_turn(reply=turn).reply
+    elif place == "stack":
+        held = lazy_stack([turn, TURNS["nested"]()])
+    elif place == "parameters":
+        held = TensorDictParams(TensorDict({"turn": turn}, [4])).get("turn")
+    SETS_NONE[write](held)
+    assert "extra" not in held.keys() and held.extra is None and "x" in held.keys()
+
+
+def test_update_with_paths_and_none_removes_nested_entries() -> None:
+    data = TensorDict({"turn": TURNS["nested"]()}, [4])
+    data.update({("turn", "extra"): None, "turn": {"reply": {"speaker": None}}})
+    assert {"turn", ("turn", "x"), ("turn", "reply"), ("turn", "reply", "x")} == {*data.keys(True)}
+
+
+def test_update_with_none_and_an_error_changes_nothing() -> None:
+    turn = TURNS["nested"]()
+    with pytest.raises(BatchSizeError, match="'x'"):
+        turn.update({"extra": None, "x": torch.ones(5)})
+    assert turn.extra is not None

@@ -67,6 +67,7 @@ class EntrySchema:
         converts_tensors: ``convert`` also converts tensors.
         can_grow: loading a state dict may add entries.
         is_in_memory: values can be stored one by one, and leaves replaced.
+        clears_none: None, as a value that is set, removes the entry (``_clear_field`` of the node).
         cast_filter: the ``cast_filter`` of casts without this argument, or None.
     """
 
@@ -75,6 +76,7 @@ class EntrySchema:
     converts_tensors: bool = False
     can_grow: bool = True
     is_in_memory: bool = True
+    clears_none: bool = False
     cast_filter: Any = None
 
     def check_keys(self, keys: Mapping[Any, object]) -> None:
@@ -677,10 +679,9 @@ def get_entry(root: Core, path: tuple[str, ...]) -> Child:
         if isinstance(node, Tensor):
             raise _key_through_leaf_error(path, depth)
         try:
-            child = node._get_child(part)
+            node = node._get_child(part)
         except KeyError:
             raise missing_key_error(node, part, path[:depth]) from None
-        node = child
     return node
 
 
@@ -689,8 +690,7 @@ def get_parent(root: Core, path: tuple[str, ...]) -> TensorCollection:
     entry: Any = get_entry(root, path[:-1])
     if isinstance(entry, Tensor):
         raise _key_through_leaf_error(path, len(path) - 1)
-    node: TensorCollection = entry
-    return node
+    return entry  # type: ignore[no-any-return]
 
 
 def _key_through_leaf_error(path: tuple[str, ...], depth: int) -> KeyThroughLeafError:

@@ -111,6 +111,8 @@ class Schema(EntrySchema):
         "options", "positional", "slots", "unprinted",
     )  # fmt: skip
 
+    clears_none = True
+
     def __init__(self, cls: type, options: Options, local_names: Mapping[str, object]) -> None:
         self.cls = cls
         self.options = options

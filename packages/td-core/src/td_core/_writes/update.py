@@ -119,6 +119,9 @@ class Update:
     ) -> object:
         """Add the write of one entry, or return the node that it is merged into."""
         path = (*prefix, key)
+        if value is None and node._schema.clears_none and not self.inplace:
+            self.writes.change(node._clear_field, key)
+            return None
         rows = pair_rows(node, value)
         if rows is not None:
             self.writes.split = True
