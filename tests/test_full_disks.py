@@ -73,24 +73,74 @@ def test_write_to_new_store_on_full_disk_raises(form: str, tmp_path: Path, insta
     check_status(run_on_small_disk(tmp_path, lambda path: fill_store(form, path, 40)), 0)
 
 
-def append_rows(form: str, path: str) -> None:
+def append_rows(form: str, path: str, options: dict[str, Any]) -> None:
     place = path + FORMS[form][0]
-    rows = TensorDict({"a": torch.ones(40, 1024)}, [40])
-    td_core.save(rows, place, format=form)
-    for _ in range(20):
+    rows = TensorDict({"a": torch.ones(40, 1024), "n": {"b": torch.ones(40)}}, [40])
+    td_core.save(rows, place, format=form, **options)
+    for number in range(20):
         try:
             td_core.append(rows, place)
         except OSError:
-            loaded = td_core.load(place)
-            assert len(loaded) % 40 == 0 and bool((loaded["a"] == 1).all())
+            for _ in range(2):
+                loaded = td_core.load(place)
+                assert len(loaded) == 40 * (number + 1) and bool((loaded == 1).all())
+                assert td_core.verify(place).ok
             raise
 
 
-@pytest.mark.parametrize("form", ["memmap", "zarr"])
-def test_append_on_full_disk_raises_and_keeps_rows(form: str, tmp_path: Path, installed: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("memmap", {}),
+        ("zarr", {}),
+        ("hdf5", {}),
+        ("hdf5", {"chunks": 10}),
+    ],
+    ids=str,
+)
+def test_append_on_full_disk_raises_and_keeps_rows(
+    form: str, options: dict[str, Any], tmp_path: Path, installed: set[str]
+) -> None:
     if FORMS[form][1] not in installed:
         pytest.skip(f"{FORMS[form][1]} is not installed")
-    check_status(run_on_small_disk(tmp_path, lambda path: append_rows(form, path)), 28)
+    check_status(run_on_small_disk(tmp_path, lambda path: append_rows(form, path, options)), 28)
+
+
+def add_live_entries(form: str, path: str, size: int) -> None:
+    place = path + FORMS[form][0]
+    td_core.save(TensorDict({"a": torch.ones(40, 100)}, [40]), place, format=form)
+    live = (TensorDict.from_h5 if form == "hdf5" else TensorDict.from_zarr)(place, mode="r+")
+    for number in range(1000):
+        try:
+            live["n", str(number)] = torch.ones(40, size)
+        except OSError:
+            loaded = td_core.load(place)
+            assert len(loaded["n"].keys()) == number and bool((loaded == 1).all())
+            assert bool((live["a"].clone() == 1).all())
+            raise
+
+
+@pytest.mark.parametrize(("form", "size"), [("hdf5", 50), ("hdf5", 1024), ("zarr", 1024)])
+def test_set_new_live_entry_on_full_disk_raises_and_keeps_others(
+    form: str, size: int, tmp_path: Path, installed: set[str]
+) -> None:
+    if FORMS[form][1] not in installed:
+        pytest.skip(f"{FORMS[form][1]} is not installed")
+    check_status(run_on_small_disk(tmp_path, lambda path: add_live_entries(form, path, size)), 28)
+
+
+def write_compressed_rows(path: str) -> None:
+    blank = TensorDict({"a": torch.zeros(400, 1024), "b": torch.zeros(400)}, [400])
+    td_core.save(blank, path + ".h5", format="hdf5", compression="gzip", chunks=10)
+    stored = td_core.open(path + ".h5", mode="r+")
+    for start in range(0, 400, 10):
+        stored["a"][start : start + 10] = torch.rand(10, 1024)
+
+
+def save_many(path: str) -> None:
+    for number in range(9):
+        leaves = {str(key): torch.ones(40, number + 1) for key in range(200)}
+        td_core.save(TensorDict(leaves, [40]), f"{path}{number}.h5", format="hdf5", chunks=20)
 
 
 def add_entry(path: str) -> None:
@@ -108,6 +158,8 @@ WRITES: dict[str, tuple[str, Callable[[str], object]]] = {
     "make_memmap": ("td-memmap", add_entry),
     "memmap": ("td-memmap", lambda path: TensorDict({"a": torch.ones(ROWS, 1024)}).memmap(path)),
     "archive": ("td-memmap", lambda path: TensorDict({"a": torch.ones(ROWS, 1024)}).memmap(path + ".tdz")),
+    "compressed rows": ("td-hdf5", write_compressed_rows),
+    "many datasets": ("td-hdf5", save_many),
     "consolidate": ("td-distributed", consolidate_all),
 }
 

@@ -50,7 +50,10 @@ def strange(request: pytest.FixtureRequest, path: Path) -> Path:
     else:
         group = zarr.open_group(path, mode="w", zarr_format=request.param)
         group.create_array("a", data=np.ones((3, 2)))
-        group.create_group("n").create_array("b", data=np.ones(3))
+        nested = group.create_group("n")
+        nested.create_array("b", data=np.ones(3))
+        values = nested.create_array("v", data=np.frombuffer(b"[1,2,3]", "uint8"))
+        values.attrs.update({"__tensordict_non_tensor__": {"encoding": "json"}, "__tensordict_stack__": [3]})
         group.attrs["__tensordict__"] = {"batch_size": [3], "version": 1}
     return path
 
@@ -75,6 +78,25 @@ def test_read_malformed_metadata_raises_format_error(strange: Path) -> None:
                     assert str(strange) in str(error)
             verify(strange)
         file.write_text(good)
+
+
+@pytest.mark.parametrize("strange", [2, 3], indirect=True)
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize(
+    "place",
+    [("n/v", "__tensordict_stack__"), ("n/v", "__tensordict_non_tensor__"), ("", "__tensordict__")],
+    ids=str,
+)
+def test_read_malformed_attribute_of_tensordict_raises_format_error(
+    place: tuple[str, str], bad: Any, strange: Path
+) -> None:
+    zarr.open(strange / place[0]).attrs[place[1]] = bad
+    for read in (load, open_group, inspect):
+        try:
+            read(strange)
+        except FormatError as error:
+            assert str(strange) in str(error)
+    verify(strange)
 
 
 @pytest.mark.parametrize("repeated", ['"zarr_format":3', '"node_type":"group"'])

@@ -330,10 +330,10 @@ def _exchange(one: str, other: str) -> bool:
     raise OSError(code, os.strerror(code), one, None, other)
 
 
-def allocate_file(fd: int, size: int) -> None:
+def allocate_file(fd: int, size: int, start: int = 0) -> None:
     """Give an open file a size, with disk space for all of it, so that no write to a mapping of the file can fail.
 
-    A write to a mapping of a file without space would end the process (SIGBUS).
+    A write to a mapping of a file without space would end the process (SIGBUS). What is before ``start`` has space.
 
     Raises:
         OSError: the disk is full.
@@ -345,8 +345,8 @@ def allocate_file(fd: int, size: int) -> None:
     1000
     """
     try:
-        if size:
-            os.posix_fallocate(fd, 0, size)
+        if size > start:
+            os.posix_fallocate(fd, start, size - start)
     except (AttributeError, OSError) as error:  # some systems and file systems have no such call
         if isinstance(error, OSError) and error.errno not in _NOT_ALLOCATED:
             raise

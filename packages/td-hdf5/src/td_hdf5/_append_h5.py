@@ -13,7 +13,7 @@ from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperatio
 from td_core.spi import show_path
 
 from ._datasets import NATIVE, find_array, read_header, write_header, write_part
-from ._h5_files import Location, StoreFile, find_filename, open_path
+from ._h5_files import Location, StoreFile, find_filename, flush_file, has_path, open_path
 from ._read_h5 import Save, load, open_save
 from ._write_h5 import save, write_facts
 
@@ -155,16 +155,19 @@ def _read_options(found: Save) -> dict[str, Any]:
 
 def _grow(location: Location, file: object, leaves: list[tuple[str, Any]], count: int) -> None:
     path = find_filename(location)
+    before = os.path.getsize(path) if has_path(location) else 0
     header = read_header(file, path)
+    opened = []  # h5py drops the error of a dataset that cannot write its chunks when it is freed
     for name, leaf in leaves:
         dataset, _ = find_array(file, name, path)
+        opened.append(dataset)
         value = as_storable(leaf, NATIVE)
         start, *rest = header["arrays"][name][1]
         dataset.set_extent((start + count, *rest))
         if value.numel():
             write_part(dataset, value, (slice(start, start + count, 1), *(slice(0, n, 1) for n in rest)))
         header["arrays"][name][1][0] = start + count
-    h5py.h5f.flush(h5py.h5i.get_file_id(file))
+    flush_file(h5py.h5i.get_file_id(file), path, before)
     for row, group in zip(header["nodes"], header["groups"], strict=True):
         row["meta"]["batch_size"][0] += count
         if group is not None:

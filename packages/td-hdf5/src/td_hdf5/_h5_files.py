@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import tempfile
 import threading
@@ -28,7 +29,7 @@ except ImportError:  # Windows
 
 from td_core.array_formats import map_file, sync_file
 from td_core.errors import FormatError, TensorDictError
-from td_core.spi import check_regular, identify_file, open_regular
+from td_core.spi import allocate_file, check_regular, identify_file, open_regular
 
 #: Longest time to wait for another program that has the file open for writing, in seconds.
 _PATIENCE = 10.0
@@ -80,6 +81,29 @@ def convert_errors(what: str) -> Iterator[None]:
         raise
     except H5_ERRORS as error:
         raise FormatError(f"{what} is damaged: {show_error(error)}") from error
+
+
+def find_full_disk(error: BaseException, what: str) -> OSError | None:
+    """Return the error for a write that failed because the disk is full, of which h5py tells in several ways; else None."""
+    text = str(error)
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if f"errno = {number}," in text or (isinstance(error, OSError) and error.errno == number):
+            return OSError(number, f"cannot write {what}: {os.strerror(number)}")
+    return None
+
+
+def flush_file(file: Any, path: str, size: int) -> None:
+    """Write what HDF5 has cached of a file that had ``size`` bytes before; if the disk is full, an OSError comes before.
+
+    HDF5 writes one part of its metadata after the other, so without space for all the file would be damaged.
+    """
+    try:
+        end = file.get_filesize()
+        if end > size and is_mappable(file):
+            allocate_file(file.get_vfd_handle(), end, start=size)
+        h5py.h5f.flush(file)
+    except (OSError, RuntimeError) as error:
+        raise find_full_disk(error, path) or error from error
 
 
 def make_access() -> Any:
@@ -144,11 +168,13 @@ def close_file(file: Any) -> None:
     file.close()
 
 
-def _discard_file(file: Any, fd: int) -> None:
-    """Close a file whose content another process has changed: what HDF5 writes at its end goes into another file."""
+def discard_file(file: Any, fd: int) -> None:
+    """Close a file that HDF5 must not write, as another process has changed it or the disk is full: it writes another one."""
     with tempfile.TemporaryFile(buffering=0) as nowhere:
         os.dup2(nowhere.fileno(), fd, inheritable=False)
         with contextlib.suppress(*H5_ERRORS):
+            while h5py.h5i.get_ref(file) > 1:  # an error that is handled has frames with other references
+                h5py.h5i.dec_ref(file)
             close_file(file)
 
 
@@ -284,6 +310,12 @@ class StoreFile:
             self._is_used, self._change = True, change
             try:
                 yield self._file
+            except (OSError, RuntimeError) as error:
+                full = find_full_disk(error, self.path)
+                if full is None:
+                    raise
+                self._forget()
+                raise full from error
             finally:
                 self._is_used = False
                 self._release()
@@ -291,7 +323,7 @@ class StoreFile:
     def _take_back(self) -> None:
         """Write what the program has changed in the file that it has, and which is locked."""
         self._is_lent = False
-        h5py.h5f.flush(self._file)
+        flush_file(self._file, self.path, self._get_size())
         self._stamp = _make_stamp(os.fstat(self._fd))
 
     def _prepare(self, change: int) -> None:
@@ -365,15 +397,14 @@ class StoreFile:
             return
         try:
             if self._change == _CACHED:
-                h5py.h5f.flush(self._file)
+                flush_file(self._file, self.path, self._get_size())
                 # Another process must see that the file has changed, even if it changed twice within a tick of the clock.
                 with contextlib.suppress(OSError):
                     os.utime(self._fd, ns=(os.fstat(self._fd).st_atime_ns, time.time_ns()))
             if self._change:
                 self._stamp = _make_stamp(os.fstat(self._fd))
         except BaseException:
-            self._stamp = None  # what HDF5 could not write must not be written later
-            self.close()
+            self._forget()
             raise
         if self._is_lent:
             return
@@ -386,6 +417,15 @@ class StoreFile:
         else:
             _unlock(self._fd)
 
+    def _forget(self) -> None:
+        """Close the file without what HDF5 could not write: that must not be written later."""
+        self._stamp = None
+        self.close()
+
+    def _get_size(self) -> int:
+        """Return the size that the file had when it was locked."""
+        return 0 if self._stamp is None else self._stamp[1]
+
     def close(self) -> None:
         """Close the file; the next use opens it again."""
         with self._lock:
@@ -396,7 +436,7 @@ class StoreFile:
             is_current = not self._is_writable or self._is_shared() or self._can_write()
             file, fd, self._file, self._fd = self._file, self._fd, None, -1
             if not is_current:
-                _discard_file(file, fd)
+                discard_file(file, fd)
                 return
             if not self._is_writable:
                 _unlock(fd)

@@ -30,7 +30,18 @@ from ._datasets import (
     write_part,
     write_text,
 )
-from ._h5_files import H5_ERRORS, Location, close_file, find_filename, make_access, show_error
+from ._h5_files import (
+    H5_ERRORS,
+    Location,
+    close_file,
+    discard_file,
+    find_filename,
+    find_full_disk,
+    flush_file,
+    has_path,
+    make_access,
+    show_error,
+)
 from ._h5_layout import Layout, make_layout
 
 #: A leaf in a store is read and written in parts of this many bytes.
@@ -135,10 +146,11 @@ def check_replaceable(group: h5py.Group) -> None:
 
 
 def _write_group(group: h5py.Group, fill: Callable[[object], None]) -> None:
+    size = os.path.getsize(group.file.filename) if has_path(group) else 0
     for name in list(group):
         del group[name]
     fill(group.id)
-    group.file.flush()
+    flush_file(h5py.h5i.get_file_id(group.id), find_filename(group), size)
 
 
 def _write_new(
@@ -148,8 +160,11 @@ def _write_new(
         file = create_file(new.temporary, make_access())
         try:
             fill(file)
-        finally:
-            close_file(file)
+            h5py.h5f.flush(file)
+        except BaseException as error:
+            discard_file(file, file.get_vfd_handle())
+            raise find_full_disk(error, path) or error from error
+        close_file(file)
         if blank:
             allocate_file(new.fd, os.fstat(new.fd).st_size)
         new.commit(durable=durable)
@@ -198,15 +213,17 @@ def write_arrays(
         try:
             dataset = create_dataset(groups[parent], last, array, options, names=planned.batch_names)
         except H5_ERRORS as error:
-            raise type(error)(
-                f"cannot store {show_path(planned.path)} as a dataset: {show_error(error)}"
-            ) from error
+            what = f"{show_path(planned.path)} as a dataset"
+            full = find_full_disk(error, what)
+            raise full or type(error)(f"cannot store {what}: {show_error(error)}") from error
         if planned.logical is not None:
             write_text(dataset, "td_dtype", str(planned.logical).removeprefix("torch."))
         if blank:
             continue
         checksum = Checksum() if checksums else None
         _write_elements(dataset, planned, array, checksum, report)
+        if dataset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
+            dataset.flush()  # h5py drops the error of a dataset that cannot write its chunks when it is freed
         if checksum is not None:
             digests[name] = checksum.hexdigest()
     return {"algorithm": Checksum().algorithm, "datasets": digests} if checksums else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from td_core import Encoded, split_value
-from td_core.array_formats import TableBuilder, find_batch_sizes
+from td_core.array_formats import TableBuilder, find_batch_sizes, read_shape
 from td_core.errors import CodecError, FormatError
 from td_core.spi import parse_json
 
@@ -116,7 +116,9 @@ class ForeignGroup(TableBuilder):
         if STACK in attributes:
             about = attributes.get(VALUE)
             value = self.read_elements(info) if about is None else self.read_value(info, about)
-            return self.add_value("NonTensorStack", attributes[STACK], split_value(value))
+            return self.add_value(
+                "NonTensorStack", self.read_stack_size(name, attributes[STACK]), split_value(value)
+            )
         if VALUE in attributes:
             return self.add_value(
                 "NonTensorData", size, split_value(self.read_value(info, attributes[VALUE]))
@@ -132,6 +134,14 @@ class ForeignGroup(TableBuilder):
         if info.logical is not None:
             place = {"tensor": name, "dtype": f"torch.{info.logical}"}
         return self.add_leaf(place)
+
+    def read_stack_size(self, name: str, sizes: Any) -> tuple[int, ...]:
+        try:
+            return read_shape(sizes)
+        except (TypeError, ValueError) as error:
+            raise FormatError(
+                f"{self.objects.where}: the attribute {STACK} of {name!r} is damaged: {error}"
+            ) from error
 
     def read_value(self, info: ArrayInfo, about: Any) -> Any:
         encoding = about.get("encoding") if isinstance(about, dict) else about
