@@ -67,6 +67,27 @@ def test_vmap_over_lazy_stack_in_chunks_and_twice_equals_dense() -> None:
     assert torch.equal(twice["z"], make_stack()["x"] * 2)
 
 
+@pytest.mark.parametrize("out_dims", [(0, 0), (1, 0), (0, 1), (1, 1), (-1, -1)])
+@pytest.mark.parametrize("stack_dim", range(3))
+@pytest.mark.parametrize("in_dims", [(0, 0), (0, 1), (1, 0), (2, 1), (-1, -1)])
+def test_vmap_in_vmap_over_lazy_stack_returns_lazy_stack(in_dims: Any, stack_dim: int, out_dims: Any) -> None:
+    stack = lazy_stack([TensorDict({"x": torch.rand(3, 4)}, [3, 4]) for _ in range(2)], stack_dim)
+    function = vmap(lambda data: data.set("y", data["x"] * 2), (in_dims[1],), out_dims[1])
+    result = vmap(function, (in_dims[0],), out_dims[0])(stack)
+    wanted = vmap(vmap(lambda x: x, (in_dims[1],), out_dims[1]), (in_dims[0],), out_dims[0])(stack["x"])
+    assert type(result) is LazyStackedTensorDict and result.batch_size == wanted.shape
+    assert torch.equal(result["x"], wanted) and torch.equal(result["y"], wanted * 2)
+
+
+def test_vmap_in_vmap_returns_lazy_stacks_in_each_place() -> None:
+    data = TensorDict({"n": lazy_stack([make_stack(), make_stack()]), "x": torch.ones(2, 2)}, [2, 2])
+    thrice = vmap(vmap(vmap(lambda data: data)))(data["n"])
+    assert type(thrice) is type(thrice[0]) is LazyStackedTensorDict
+    pair, x = vmap(lambda data, x: vmap(lambda data, x: (data, x + 1))(data, x))(data, data["x"])
+    assert type(pair["n"]) is LazyStackedTensorDict and torch.equal(pair["n", "x"], data["n", "x"])
+    assert x.tolist() == [[2, 2], [2, 2]]
+
+
 @pytest.mark.parametrize("chunk_size", [None, 2])
 @pytest.mark.parametrize("in_dim", [0, 1, -1])
 def test_vmap_over_collection_without_entries_maps_batch_size(in_dim: int, chunk_size: int | None) -> None:

@@ -4,7 +4,8 @@ torch would count the dims of each leaf, including its feature dims. vmap has no
 module wraps the internal functions of torch that read the dims. Dim 0 is passed unchanged.
 
 A collection without leaves has nothing that torch could map: a placeholder of its batch size is mapped in its place. A lazy
-stack whose stack dim is mapped is dense inside vmap; if the function returns that very collection, the result is lazy again.
+stack whose stack dim is mapped is dense inside vmap; if the function returns that very collection, also out of a call of vmap
+in it, the result is lazy again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ class _Calls(threading.local):
     def __init__(self) -> None:
         self.found: list[tuple[weakref.ref[Core], Callable[[Any, int], Any]]] | None = None
         self.by_level: dict[int, list[tuple[weakref.ref[Core], Callable[[Any, int], Any]]]] = {}
+        self.args: object = None  # the arguments of a call inside of others that have such stacks
 
 
 _calls = _Calls()
@@ -104,12 +106,35 @@ def _create_inputs(original: Callable[..., object]) -> Callable[..., object]:
         if torch.compiler.is_compiling():
             return original(dims, args, level, spec)
         before, _calls.found = _calls.found, []
+        given, _calls.args = _calls.args, None
         try:
-            return original(dims, args, level, spec)
+            made = original(dims, args, level, spec)
+            if given is not None:
+                _note_again(given, made)
+            return made
         finally:
             _calls.by_level[level], _calls.found = _calls.found, before
 
     return create
+
+
+def _note_again(given: object, made: object) -> None:
+    """Note the dense stacks of outer calls among the arguments, so that their results are split in those calls."""
+    todo: list[Any] = [*zip(*[torch_pytree.tree_leaves(tree, is_leaf=_is_node) for tree in (given, made)])]
+    outer = [(found, *item) for found in _calls.by_level.values() for item in found]
+    while todo:
+        left, right = todo.pop()
+        for found, reference, split in outer:
+            if left is reference():
+                note_whole(right, partial(_note_result, found, split))
+        if isinstance(left, Core) and type(left) is type(right) and left._members_and_dim() is None:
+            todo += [(child, right._get_child(key)) for key, child in dict(left._children()).items()]
+
+
+def _note_result(found: list[Any], split: Callable[[Any, int], Any], result: Any, dim: int) -> Any:
+    """Note the result of a call for the outer call, which splits it."""
+    found.append((weakref.ref(result), split))
+    return result
 
 
 class Placeholder:
@@ -165,7 +190,9 @@ def _read_in_dims(original: Callable[..., object]) -> Callable[..., object]:
         if torch.compiler.is_compiling():
             return original(in_dims, args, func)
         held = _hold_places(args, _make_leaf, 1) if any(map(_may_need_place, args)) else args
-        return original(in_dims, held, func)
+        processed = original(in_dims, held, func)
+        _calls.args = args if any(_calls.by_level.values()) else None
+        return processed
 
     return process
 
