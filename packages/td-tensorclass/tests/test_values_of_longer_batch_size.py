@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,3 +78,31 @@ def test_where_unbatched_tensor_of_longer_batch_size_keeps_tensor() -> None:
     first, second = make_pair()
     result = first.set("u", shared).where(KEEP, second.set("u", shared))
     assert result.batch_size == (2, 2) and result["u"].tolist() == [0, 1, 2, 3, 4]
+
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "dict": lambda data: data.to_dict(),
+    "from_dict": lambda data: TensorDict.from_dict(data.to_dict()),
+    "from_namedtuple": lambda data: TensorDict.from_namedtuple(data.to_namedtuple()),
+    "from_namedtuple with a batch size": lambda data: TensorDict.from_namedtuple(
+        data.to_namedtuple(), batch_size=data.batch_size
+    ),
+}
+
+
+@pytest.mark.parametrize("stack", [None, torch.stack, lazy_stack])
+@pytest.mark.parametrize("batch_size", [[], [3], [3, 2]], ids=str)
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_conversion_of_values_of_longer_batch_size_equals_them(
+    name: str, batch_size: Any, stack: Any
+) -> None:
+    rows = NonTensorStack(*[NonTensorStack(text, text + "2") for text in "abc"])
+    below = TensorDict({"v": rows, "x": torch.ones(3, 2)}, [3, 2])
+    data: Any = TensorDict({"v": rows, "x": torch.zeros(3, 2), "one": "s", "n": below}, batch_size)
+    other = TensorDict({**data, "v": NonTensorStack(*[NonTensorStack("a", "z")] * 3)}, batch_size)
+    if stack is not None:
+        data, other = stack([data, data.clone()]), stack([data, other])
+    assert (data == CONVERSIONS[name](data)).all()
+    assert not (data == CONVERSIONS[name](other)).all()
+    if name != "dict":
+        assert (CONVERSIONS[name](data) == data).all()

@@ -480,13 +480,14 @@ def nest_values(values: list[object], size: Sequence[int], made: Callable[..., o
 
 
 def _holds_rows_of(short: NonTensorNode, long: NonTensorNode) -> bool:
-    """Return True if a stack has fewer batch dims than another node, and lists as values, which are those of the other dims."""
+    """Return True if a node has fewer batch dims than another one, and lists as values, which are those of the other dims."""
     size = short._batch_size
-    return (
-        isinstance(short, short._stack)
-        and long._batch_size[: len(size)] == size != long._batch_size
-        and all(isinstance(value, list) for value in short._values)
-    )
+    if long._batch_size[: len(size)] != size or size == long._batch_size:
+        return False
+    if isinstance(short, short._stack):
+        return all(isinstance(value, list) for value in short._values)
+    # One list is compared with each list of a stack, but as a whole with a stack of other values.
+    return isinstance(short._value, list) and not any(isinstance(value, list) for value in long._values)
 
 
 def _check_even(items: Sequence[NonTensorNode], plan: Any, path: tuple[str, ...]) -> None:

@@ -99,11 +99,20 @@ def extend_batch(item: CoreT, size: torch.Size) -> CoreT:
             elif has_entries(child):
                 yield child, torch.Size((*wanted, *child.batch_size[len(wanted) :])), first
             else:
-                node._set_child(key, _insert_dims(child, child.batch_size, wanted, first))
+                node._set_child(key, _extend_value(child, wanted, first))
         set_batch_size(node, wanted)
 
     visit(extend, result._inner(), size, ndim)
     return result
+
+
+def _extend_value(value: Core, size: torch.Size, first: int) -> Any:
+    """Expand a value node to ``size``; lists that have the items of its last dims give the values of these dims."""
+    longest = value._max_batch_size()
+    if longest is not None and longest[: len(size)] == size:
+        return value._with_batch_size(size)
+    shape = value.batch_size
+    return _insert_dims(value, shape, size, len(shape) if shape == size[: len(shape)] else first)
 
 
 def _insert_dims(value: Any, shape: Shape, size: Shape, first: int) -> Any:
