@@ -85,6 +85,10 @@ def rotate_levels(td: Any) -> None:
     td.update({"n": {"s": {"t": td["a"].clone()}}, "a": td["n", "s"].clone()})
 
 
+def without_stacks(td: Any) -> Any:
+    return td.exclude("rows", inplace=True)
+
+
 def rename_in_turn(td: Any) -> None:
     td.rename_key_("a", "z").rename_key_("b", "a").rename_key_("z", "b").rename_key_(("n", "q"), "q")
 
@@ -148,6 +152,18 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "auto_batch_size": lambda td: td.exclude("rows", inplace=True).auto_batch_size_(),
     "masked_fill": lambda td: td.masked_fill_(torch.tensor([True, False, True]), 7),
     "masked_fill_level": lambda td: td["n"].masked_fill_(torch.tensor([True, False, True]), 7),
+    "pad": lambda td: without_stacks(td).pad([1, 2], value=4, inplace=True),
+    "pad_one_by_one": lambda td: without_stacks(td).pad([1, 2], value=4, inplace=True, safe=False),
+    "pad_nothing": lambda td: without_stacks(td).pad([0, 0], inplace=True),
+    "gather": lambda td: td["n"].exclude("s", inplace=True).gather(0, torch.tensor([2, 0, 1]), inplace=True),
+    "masked_select": lambda td: without_stacks(td).masked_select(
+        torch.tensor([True, False, True]), inplace=True
+    ),
+    "reshape": lambda td: without_stacks(td).reshape(3, 1, inplace=True).flatten(inplace=True),
+    "unflatten_dim": lambda td: without_stacks(td).unflatten(0, (1, 3), inplace=True),
+    "repeat": lambda td: without_stacks(td).repeat(2, inplace=True),
+    "repeat_interleave": lambda td: without_stacks(td).repeat_interleave(2, dim=0, inplace=True),
+    "roll": lambda td: without_stacks(td).roll(1, inplace=True),
     "leaf_twice": lambda td: td.update({"k": {"x": td["a"].clone()}, "a": td["b"].clone()}),
 }
 

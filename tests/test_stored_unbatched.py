@@ -96,3 +96,21 @@ def test_write_unbatched_tensor_of_opened_save_reaches_it(case: tuple[Any, str, 
     kept = td_core.load(path)
     assert kept["scale"].tolist() == ([9.0, 9.0] if mode == "r+" else [5.0, 6.0])
     assert kept["n", "u"].item() == (4 if mode == "r+" else 3)
+
+
+SETS: dict[str, Callable[[Any], Any]] = {
+    "set": lambda value: TensorDict({}, [7]).set("k", value),
+    "constructor": lambda value: TensorDict({"k": value}, [7]),
+    "nested": lambda value: TensorDict({}, [7]).set(("n", "k"), value)["n"],
+    "update": lambda value: TensorDict({}, [7]).update({"k": value}),
+    "update_": lambda value: TensorDict({"k": UnbatchedTensor(torch.zeros(2))}, [7]).update_({"k": value}),
+    "lazy stack": lambda value: td_core.lazy_stack([TensorDict({}, [7])] * 2).set("k", value),
+    "same batch size": lambda value: TensorDict({"k": value}, [2]),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_set_stored_unbatched_tensor_into_other_collection_keeps_kind(name: str, case: Any) -> None:
+    made = SETS[name](case[0]["scale"])
+    assert isinstance(made["k"], UnbatchedTensor) and made["k"].tolist() == [5.0, 6.0]
+    assert isinstance(made[0]["k"], UnbatchedTensor) and made[0]["k"].tolist() == [5.0, 6.0]

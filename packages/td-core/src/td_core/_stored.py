@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ._buffers import STORED
+from ._coerce import WRAPPED
 from ._locations import check_mode
 from ._public_names import set_module
 from ._stored_modes import WRAPPERS, RefusingSource, unwrap
@@ -89,6 +90,11 @@ class StoredTensor(Tensor):
 
     source: Source
     _twin: Tensor
+
+    def __init_subclass__(cls) -> None:
+        """Note that a subclass is also one of a class with a coercer, such as UnbatchedTensor."""
+        if not WRAPPED.isdisjoint(cls.__mro__):
+            WRAPPED.add(cls)
 
     @staticmethod
     def __new__(cls, source: Source, device: DeviceType | None = None, mode: str = "r+") -> StoredTensor:

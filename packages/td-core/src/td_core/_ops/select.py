@@ -193,13 +193,14 @@ class SelectMixin(ShapeMixin):
         if inplace:
             check_adoptable(self, "pad")
         if inplace and not safe and not self._is_value:
-            for key, child in dict(self._children()).items():
-                if isinstance(child, Tensor):
-                    self._set_child(key, plan.leaf(child))
-                else:
-                    place = partial(self._set_child, key)
-                    visit(partial(replace_node, self, False), child, child._transform(plan), place)
-            set_batch_size(self, torch.Size(plan.lead))
+            with self._edit_together():
+                for key, child in dict(self._children()).items():
+                    if isinstance(child, Tensor):
+                        self._set_child(key, plan.leaf(child))
+                    else:
+                        place = partial(self._set_child, key)
+                        visit(partial(replace_node, self, False), child, child._transform(plan), place)
+                set_batch_size(self, torch.Size(plan.lead))
             return self
         result = self._transform(plan)
         return adopt_result(self, result, "pad") if inplace else result

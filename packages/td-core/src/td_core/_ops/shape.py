@@ -608,7 +608,8 @@ def adopt_result(node: SelfT, result: SelfT, what: str, *, dense: bool = False) 
             "inplace out"
         )
 
-    visit(partial(replace_node, node, dense), node, result, refuse)
+    with node._edit_together():
+        visit(partial(replace_node, node, dense), node, result, refuse)
     return node
 
 
