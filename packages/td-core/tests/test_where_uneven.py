@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import StructureError, TensorDict, lazy_stack
+from td_core import StructureError, TensorDict, TensorDictParams, lazy_stack
 
 KEEP = torch.tensor([True, False])
 
@@ -101,3 +101,43 @@ def test_where_nested_tensors_selects_components(layout: torch.layout, other: An
     result = make(1, (2, 3)).where(KEEP, value)["x"]
     assert [part.tolist() for part in result.unbind()] == [[1.0] * 2, [0.0] * sizes[1]]
     assert result.layout is layout
+
+
+def make_dense(size: int, value: float) -> Any:
+    leaves = {"x": torch.full((2, size), value), "n": {"y": torch.full((2, size, 2), value)}}
+    return TensorDict(leaves, batch_size=[2])
+
+
+PLACES: dict[str, Any] = {
+    "root": lambda data: data,
+    "nested": lambda data: TensorDict({"in": data, "z": torch.ones(2)}, batch_size=[2]),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_where_dense_takes_whole_rows_of_uneven_members(place: str) -> None:
+    put = PLACES[place]
+    left, right = put(make_dense(3, 5)), put(make_stack([1, 2], 0))
+    for result in (left.where(KEEP, right), torch.where(KEEP, left, right), right.where(~KEEP, left)):
+        result = result if place == "root" else result["in"]
+        assert read(result) == [[5.0] * 3, [0.0] * 2]
+        assert [member["n", "y"].shape[0] for member in result.unbind(0)] == [3, 2]
+
+
+def test_where_parameters_take_whole_rows_of_uneven_members() -> None:
+    result = TensorDictParams(make_dense(3, 5)).where(KEEP, make_stack([1, 2], 0))
+    assert read(result) == [[5.0] * 3, [0.0] * 2]
+
+
+def test_where_dense_in_dense_out_of_uneven_members_raises() -> None:
+    with pytest.raises(StructureError, match="'x'"):
+        make_dense(3, 5).where(KEEP, make_stack([1, 2], 0), out=make_dense(3, 5))
+
+
+@pytest.mark.parametrize("place", ["root", "nested"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "maximum", "__gt__", "__eq__"])
+def test_operation_of_dense_with_uneven_members_broadcasts_members(name: str, place: str) -> None:
+    left, right = PLACES[place](make_dense(1, 3)), PLACES[place](make_stack([1, 2], 2))
+    result = getattr(left, name)(right)
+    wanted = getattr(torch.tensor(3.0), name)(torch.tensor(2.0)).item()
+    assert read(result if place == "root" else result["in"]) == [[wanted], [wanted] * 2]

@@ -81,6 +81,22 @@ def find_longer_size(first: Core, second: Core) -> torch.Size | None:
     return size if found else None
 
 
+def stack_like(node: Any, other: Any) -> Any:
+    """Convert dense nodes to lazy stacks where those of another collection are stacks; return ``node`` if none is made."""
+    stacked = other._members_and_dim()
+    if node._members_and_dim() is not None or not has_entries(node):
+        return node
+    if stacked is not None:
+        return node.to_lazystack(stacked[1]) if node.batch_size == other.batch_size else node
+    below = other._children()
+    found = {key: child for key, child in dict(node._children()).items() if isinstance(child, Core)}
+    made = {
+        key: stack_like(child, below[key]) for key, child in found.items() if isinstance(below.get(key), Core)
+    }
+    changed = {key: child for key, child in made.items() if child is not found[key]}
+    return node._with_children({**node._children(), **changed}) if changed else node
+
+
 def extend_batch(item: CoreT, size: torch.Size) -> CoreT:
     """Return a view of a collection with a longer batch size, which starts with its own; its leaves keep the dims they have."""
     ndim = item.batch_dims

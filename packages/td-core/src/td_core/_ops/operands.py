@@ -38,8 +38,8 @@ from .._walks import has_entries, map_levels, zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from .._writes.inplace import write_leaves
 from .._writes.run import clone_overlapping
-from ..errors import BatchSizeError
-from .broadcasting import align_pairs, expand_to_match, extend_batch, find_longer_size
+from ..errors import BatchSizeError, StructureError
+from .broadcasting import align_pairs, expand_to_match, extend_batch, find_longer_size, stack_like
 
 CoreT = TypeVar("CoreT", bound=Core)
 Operand = Any  # a collection, tensor, NumPy array or number
@@ -70,7 +70,15 @@ def combine(
         if default is not None or other.batch_size != node.batch_size:
             node, other, size = _align(node, name, other, default)
         operand = []
-        levels = node._zip_leaves(other, leaves, operand, foreign)
+        try:
+            levels = node._zip_leaves(other, leaves, operand, foreign)
+        except StructureError:
+            stacked = stack_like(node, other)
+            if stacked is node:
+                raise
+            if foreign is not None:
+                foreign.clear()
+            return combine(stacked, name, this, other, None, foreign)
         if size is not None:
             leaves, operand = align_pairs(node, other, leaves, operand, len(size))
     elif isinstance(other, (Tensor, np.ndarray)):

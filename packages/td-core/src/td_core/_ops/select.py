@@ -21,7 +21,7 @@ from .._walks import visit
 from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
 from ..errors import BatchSizeError, StructureError
-from .broadcasting import align_collections, expand_to_match, find_longer_size
+from .broadcasting import align_collections, expand_to_match, find_longer_size, stack_like
 from .operands import raise_at_leaf, reorder_like, run_each_leaf, write_result
 from .shape import ShapeMixin, adopt_result, check_adoptable, replace_node
 
@@ -159,9 +159,14 @@ class SelectMixin(ShapeMixin):
             if pad is not None:
                 fill = partial(torch.full_like, fill_value=pad)
                 left, right = reorder_like(left, right, fill), reorder_like(right, left, fill)
-            if other.batch_size != self.batch_size:
-                left, right = align_collections(left, right)
-            result = _select_nodes(left, right, condition, other.batch_size == self.batch_size)
+            is_even = other.batch_size == self.batch_size
+            try:
+                result = _select_aligned(left, right, condition, is_even)
+            except StructureError:
+                stacked = stack_like(left, right)
+                if stacked is left:
+                    raise
+                result = _select_aligned(stacked, right, condition, is_even)
         if out is None:
             return result
         if update_batch_size and out.batch_size != size:
@@ -341,6 +346,13 @@ def _select_or_value(node: Any, value: object, condition: Tensor) -> Any:
     else:
         other = run_each_leaf("where", node, lambda leaf: _expand_to_leaf(leaf, value))
     return _select_nodes(node, other, condition)
+
+
+def _select_aligned(left: Core, right: Core, condition: Tensor, is_even: bool) -> Any:
+    """Select between collections of one batch size; ``is_even``: neither was expanded to it."""
+    if not is_even:
+        left, right = align_collections(left, right)
+    return _select_nodes(left, right, condition, is_even)
 
 
 def _select_nodes(chosen: Any, otherwise: object, condition: Tensor, has_same_size: bool = True) -> Any:
