@@ -288,3 +288,40 @@ def test_levels_of_other_program_have_shared_batch_dims(path: Path) -> None:
         assert (td.batch_size, td["n"].batch_size, td["empty"].batch_size) == ((5,), (5, 3), (5,))
     assert load(path, rows=[4, 1])["n", "b"].shape == (2, 3)
     assert inspect(path).shape == [5]
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": 2, "checksums": True}], ids=str)
+def test_read_zip_with_changed_byte_raises_format_error_or_gives_the_data(
+    options: Any, tmp_path: Path, td: TensorDict
+) -> None:
+    path = tmp_path / "data.zarr.zip"
+    save(td, path, **options)
+    good = path.read_bytes()
+    for position in range(0, len(good), 31):
+        changed = bytearray(good)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        try:
+            assert (load(path) == td).all()
+        except FormatError as error:
+            assert str(path) in str(error)
+            assert not verify(path).ok
+
+
+def test_verify_zip_with_damaged_member_reports_it(tmp_path: Path, td: TensorDict) -> None:
+    path = tmp_path / "data.zarr.zip"
+    save(td, path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"a/zarr.json", b"a/zarr.jsoN", 1))
+    assert not verify(path).ok and not td_core.verify(path).ok
+
+
+def test_read_zip_of_unknown_version_raises_format_error(tmp_path: Path, td: TensorDict) -> None:
+    path = tmp_path / "data.zarr.zip"
+    save(td, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + 6] = 200
+    path.write_bytes(content)
+    for read in (td_core.load, load):
+        with pytest.raises(FormatError, match=r"data.zarr.zip"):
+            read(path)

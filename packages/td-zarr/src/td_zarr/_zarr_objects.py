@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import lzma
 import os
+import struct
 import weakref
+import zipfile
+import zlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +32,10 @@ from ._group_locks import GroupLock, lock_store
 
 ResultT = TypeVar("ResultT")
 
+#: What zipfile raises for damaged members.
+_BAD_MEMBER = (
+    zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, OverflowError, struct.error, zlib.error, lzma.LZMAError,
+)  # fmt: skip
 #: The most requests to a store at the same time.
 _CONCURRENT = 32
 
@@ -302,11 +311,25 @@ def open_url(url: str, storage_options: dict[str, Any] | None) -> zarr.abc.store
     return store
 
 
+class _ReadZip(zarr.storage.ZipStore):  # type: ignore[misc]
+    """A zip file that is read; a damaged member raises FormatError."""
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        try:
+            return await super().get(key, prototype, byte_range)
+        except _BAD_MEMBER as error:
+            if (
+                isinstance(error, OSError) and error.errno != errno.EINVAL
+            ):  # of a seek to a place before the file
+                raise
+            raise FormatError(f"{self.path}: the member {key!r} is damaged: {error}") from error
+
+
 @set_module("td_zarr.zarr_pickles")
 def open_zip(path: str) -> zarr.abc.store.Store:
     """Open a zip file for reading."""
     try:
-        store = zarr.storage.ZipStore(path, mode="r")
+        store = _ReadZip(path, mode="r")
         run(store._open())
     except Exception as error:
         raise FormatError(f"{path} is not a Zarr group: it is neither a directory nor a zip file") from error

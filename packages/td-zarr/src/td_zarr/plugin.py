@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -44,7 +45,14 @@ class ZarrFormat(Serializer):
             try:
                 with zipfile.ZipFile(location) as archive:
                     return not {"zarr.json", ".zgroup"}.isdisjoint(archive.namelist())
-            except zipfile.BadZipFile:
+            except (
+                zipfile.BadZipFile,
+                NotImplementedError,
+                ValueError,
+                struct.error,
+                EOFError,
+                OverflowError,
+            ):
                 return False
         return location.is_dir() and any((location / name).is_file() for name in ("zarr.json", ".zgroup"))
 
