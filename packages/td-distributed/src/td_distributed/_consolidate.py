@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, Problem, Report, TensorCollection, TensorDictFuture, decode, encode
+import td_core
+from td_core import Encoded, TensorCollection, TensorDictFuture, decode, encode
 from td_core.errors import FormatError, StructureError
 from td_core.plugins.declarations import implements, implements_classmethod
 from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
@@ -199,12 +200,12 @@ def load_file(location: Path, *, verify: bool = False) -> Any:
     return from_consolidated(location, verify=verify)
 
 
-def verify_file(location: Path) -> Report:
+def verify_file(location: Path) -> td_core.Report:
     """Check the structure of a consolidated file, and the hash of its storage if that was recorded (``checksums=True``)."""
     hashed, problems = 0, []
     try:
         hashed = _consolidated_file.count_hashes(location)
         _consolidated_file.read(location, verify=True)
     except FormatError as error:
-        problems.append(Problem(location.name, "damaged", str(error)))
-    return Report(str(location), 1, hashed, problems)
+        problems.append(td_core.Problem(location.name, "damaged", str(error)))
+    return td_core.Report(str(location), 1, hashed, problems)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from td_core import StoredTensor, TensorCollection
+from td_core import TensorCollection
 from td_core.errors import StructureError
 from td_core.spi import (
     LEAF_KINDS,
@@ -105,8 +105,10 @@ class UnbatchedTensor(Tensor):
     def batch_size(self, batch_size: BatchSize) -> None:
         self._size = as_batch_size(batch_size)
 
-    # torch formats the element of a tensor without dims only if its class is exactly Tensor.
-    __format__ = StoredTensor.__format__
+    # torch formats the element of a tensor without dims only if its class is exactly Tensor. StoredTensor has this method, too,
+    # but to import its module takes time, and makes each index look for stored leaves.
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item(), format_spec) if self.ndim == 0 else object.__format__(self, format_spec)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         # torch loads a subclass as a view, which is not a leaf if it requires grad, so set requires_grad afterwards.
