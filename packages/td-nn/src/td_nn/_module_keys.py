@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, MutableSequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence
 from typing import Any
 
 from torch import Tensor
 
-from td_core import KeyPathError, TensorCollection, unravel_key
+from td_core import KeyPathError, TensorCollection, TensorDict, unravel_key
 
 from .module_errors import ModuleKeysError
 
@@ -140,6 +140,10 @@ def store_outputs(tensordict: Any, keys: Iterable[Key], values: Iterable[Any]) -
     """Store all values or, if one does not fit, none. A collection replaces the entry at its key."""
     entries = dict(zip(keys, values))
     entries.pop(SINK, None)
+    if _are_plain(tensordict, entries):
+        for key, value in entries.items():
+            tensordict.set(key, value)
+        return
     is_leaf = None
     for value in entries.values():
         if not isinstance(value, Tensor):
@@ -161,6 +165,26 @@ def _store_in_order(tensordict: Any, entries: dict[Key, Any]) -> None:
         trial.set(key, value.clone(recurse=False) if isinstance(value, TensorCollection) else value)
     for key, value in entries.items():
         tensordict.set(key, value)
+
+
+def _are_plain(root: Any, entries: Mapping[Key, Any]) -> bool:
+    """Return True if no value can be refused: plain tensors, stored as they are in TensorDicts that exist."""
+    node: Any = None
+    size = root.batch_size
+    for key, value in entries.items():
+        if type(key) is str:
+            holder = root
+        elif len(key) == 2 and key[0] not in entries:
+            holder = root.get(key[:1], None)
+        else:
+            return False
+        if holder is not node:
+            if type(holder) is not TensorDict or holder.is_locked or holder.device is not None:
+                return False
+            node, size = holder, holder.batch_size
+        if type(value) is not Tensor or value.is_nested or (size and value.shape[: len(size)] != size):
+            return False
+    return True
 
 
 def _are_separate(keys: Collection[Key]) -> bool:
