@@ -335,7 +335,7 @@ class LazyStackedTensorDict(LazyStackOps):
             try:
                 return unwrap_entry(self._get_child(key))
             except KeyError:
-                return get_default(self, key, *args)
+                return args[0] if args and args[0] is not NO_DEFAULT else get_default(self, key, *args)
         return super().get(key, *args)
 
     def get_nestedtensor(

@@ -84,7 +84,8 @@ def _prune_dead_parents(parents: list[weakref.ref[Core]]) -> None:
 def unlock(root: Core) -> None:
     """Unlock a node and the nodes below that no other locked node holds. Raise LockedError if one holds ``root``."""
     inner: Core = root._inner()
-    check_no_entry(inner, "unlock")
+    if inner._locked == STORED_ENTRY:
+        check_no_entry(inner, "unlock")
     if _is_part(inner):
         raise LockedError(
             f"cannot unlock this {type(inner).__name__}: it is part of a locked collection; unlock that one first"

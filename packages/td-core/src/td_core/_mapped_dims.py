@@ -174,6 +174,8 @@ def _hold_places(tree: Any, make: Callable[[Core], Tensor], least: int = 0) -> A
 
 def _may_need_place(item: object) -> bool:
     """Return True for a collection without leaves, and for any object that may contain one."""
+    if type(item) is tuple:
+        return any(map(_may_need_place, item))
     return type(item) not in PLAIN and (not isinstance(item, Core) or not has_leaves(item))
 
 

@@ -175,8 +175,9 @@ def _count(node: Core, nested: bool, leaves_only: bool) -> int:
             entries = [child for _, child in _peek_entries(node, children)]
         count += len(entries)
         for child in entries:
-            is_leaf = isinstance(child, Tensor) or type(child) in LEAF_KINDS
-            if not is_leaf and hasattr(child, "_children"):
+            if isinstance(child, Tensor) or type(child) in LEAF_KINDS:
+                continue
+            if hasattr(child, "_children"):
                 count -= leaves_only
                 if nested:
                     todo.append(child)

@@ -43,19 +43,23 @@ class _Jacobian(threading.local):
 
 
 _jacobian = _Jacobian()
+#: One item for each Jacobian that any thread builds: empty lists are faster to test than attributes of a thread.
+_in_progress: list[None] = []
 
 
 def _has_first_dim() -> bool:
-    return not torch.compiler.is_compiling() and _jacobian.has_first
+    return bool(_in_progress) and not torch.compiler.is_compiling() and _jacobian.has_first
 
 
 def _finish_jacobian(build: Callable[[], object], ndim: int | None) -> object:
     """Build the basis of jacrev or jacfwd, or their result, in which Jacobians replace leaves."""
     before = _jacobian.ndim, _jacobian.has_first
     _jacobian.ndim, _jacobian.has_first = ndim, True
+    _in_progress.append(None)
     try:
         return build()
     finally:
+        _in_progress.pop()
         _jacobian.ndim, _jacobian.has_first = before
 
 
@@ -123,6 +127,8 @@ def register_as_its_base(cls: type) -> None:
 
 def has_leaves(node: Core) -> bool:
     """Return True if at least one leaf is below a node."""
+    if not PLAIN.isdisjoint(map(type, node._tree_children())):
+        return True
     for level in walk(node):
         for child in level._tree_children():
             if type(child) in PLAIN or not isinstance(child, Core):
@@ -181,10 +187,10 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     if isinstance(source, torch.Size):
         batch_size = source
     else:
-        position, extra, *is_node = source
+        position, extra = source[0], source[1]
         child = children[position]
         shape: Any = _get_shape(child) or ()
-        if not is_node and not torch.compiler.is_compiling() and _jacobian.ndim is not None:
+        if _in_progress and _is_split(source):
             leaf = next(iter(torch_pytree.tree_leaves(child)))
             return _resize_children(leaf.shape[: leaf.ndim - _jacobian.ndim - extra], children, empty)
         batch_size = torch.Size(shape[:-extra] if extra else shape)
@@ -200,6 +206,11 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
             hidden = get_mapped_dim(leaf)
         _resize_children(batch_size, children, empty, hidden)
     return batch_size
+
+
+def _is_split(source: tuple[Any, ...]) -> bool:
+    """Return True if this thread builds a Jacobian in place of the child that gives the batch size, which was a leaf."""
+    return len(source) == 2 and not torch.compiler.is_compiling() and _jacobian.ndim is not None
 
 
 def _resize_children(

@@ -289,8 +289,10 @@ class TensorDict(TensorDictBase):
                 entry = self._dict[index]
             except KeyError:
                 entry = get_entry(self, (index,))
+            if isinstance(entry, Tensor):
+                return entry
             try:
-                return entry if isinstance(entry, Tensor) else entry._unwrap()
+                return entry._unwrap()
             except AttributeError:
                 if isinstance(entry, Core):
                     raise
@@ -298,8 +300,10 @@ class TensorDict(TensorDictBase):
         if type(index) is tuple:
             result = self._get_nested(index)
             if result is not None:
+                if isinstance(result, Tensor):
+                    return result
                 try:
-                    return result if isinstance(result, Tensor) else result._unwrap()
+                    return result._unwrap()
                 except AttributeError:
                     if isinstance(result, Core):
                         raise
@@ -335,8 +339,11 @@ class TensorDict(TensorDictBase):
             )
             if result is not None:
                 return result if isinstance(result, Tensor) else unwrap_entry(result)
-            if type(key) is str and len(args) < 2 and (not args or args[0] is not NO_DEFAULT):
-                return args[0] if args else get_default(self, key)
+            if type(key) is str and len(args) < 2:
+                if not args:
+                    return get_default(self, key)
+                if args[0] is not NO_DEFAULT:
+                    return args[0]
         return super().get(key, *args, **kwargs)
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:

@@ -323,10 +323,10 @@ class StructureMixin(UpdateMixin):
                 and old_key in children
                 and old_key != new_key
                 and not (safe and new_key in children)
+                and self._inner()._schema.is_in_memory
             ):
-                with self._edit_together():
-                    self._set_child(new_key, self._get_child(old_key))
-                    self._del_child(old_key)
+                self._set_child(new_key, children[old_key])
+                self._del_child(old_key)
                 return self
         old, new = unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key)
         check_unlocked(self, f"rename {show_path(old)}")
