@@ -282,11 +282,14 @@ def get_file_number(item: object) -> Any:
 
 def find_elsewhere(dataset: Any, home: object) -> str | None:
     """Return why the elements of a dataset are not in the file with the number ``home``, or None."""
-    creation = dataset.get_create_plist()
-    if creation.get_layout() == h5py.h5d.VIRTUAL:
-        return "it is virtual, its elements are those of other datasets"
-    if creation.get_external_count():
-        return f"its elements are in another file, {os.fsdecode(creation.get_external(0)[0])!r}"
+    if (
+        dataset.get_offset() is None
+    ):  # which is faster than the property list, and is known only for elements in the file
+        creation = dataset.get_create_plist()
+        if creation.get_layout() == h5py.h5d.VIRTUAL:
+            return "it is virtual, its elements are those of other datasets"
+        if creation.get_external_count():
+            return f"its elements are in another file, {os.fsdecode(creation.get_external(0)[0])!r}"
     return None if get_file_number(dataset) == home else "a link leads to it in another file"
 
 
