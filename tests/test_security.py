@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+
+from td_core import TensorDict, decode, encode
+from td_core.errors import FIRST_PARTY, MissingPluginError, TensorDictError
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,10 +34,10 @@ PROMISES = {
     "A message that is shorter": [
         "test_recv_cut_message_raises_and_writes_nothing", "test_receive_cut_message_of_collective_raises",
     ],
-    '`wire="reference"`': [],
+    '`wire="reference"`': ["test_recv_cut_reference_message_keeps_what_did_not_arrive"],
     "Values travel by the same serializers": ["test_codec_split_unregistered_type_raises_with_path"],
-    "A message never proposes": [],
-    "The names of this project": [],
+    "A message never proposes": ["test_message_about_package_named_in_a_file_proposes_no_install"],
+    "The names of this project": ["test_message_about_missing_sibling_names_a_checkout"],
 }  # fmt: skip
 
 
@@ -56,3 +60,21 @@ def test_rows_of_security_page_name_tests_that_exist() -> None:
     sources = [file.read_text() for folder in folders for file in folder.rglob("*.py")]
     found = {name for text in sources for name in re.findall(r"def (test_\w+)", text)}
     assert {name for names in PROMISES.values() for name in names} <= found
+
+
+@pytest.mark.parametrize(
+    "name", ["evil", "td-evil", "td_memmap", "TD-MEMMAP", "tensordict", "./x", "a; rm", 3]
+)
+def test_message_about_package_named_in_a_file_proposes_no_install(name: object) -> None:
+    encoded = encode(TensorDict({"a": torch.ones(2)}))
+    encoded.nodes[0].update({"kind": "Unknown", "from": f"{name}==1.0"})
+    with pytest.raises(TensorDictError) as caught:
+        decode(encoded)
+    assert "install " not in str(caught.value).replace("install it from where its authors publish it", "")
+
+
+def test_message_about_missing_sibling_names_a_checkout() -> None:
+    for name in sorted(FIRST_PARTY):
+        if name not in MissingPluginError.unavailable:
+            text = MissingPluginError.describe(name)
+            assert f"pip install ./packages/{name} in a checkout of td" in text

@@ -72,6 +72,17 @@ def test_recv_cut_message_raises_and_writes_nothing(name: str, cut: int) -> None
     assert all(torch.equal(target[key], source[key]) for key in source.keys())
 
 
+@pytest.mark.parametrize("name", ["small", "parts", "one part"])
+def test_recv_cut_reference_message_keeps_what_did_not_arrive(name: str) -> None:
+    source, target = TREES[name](), TREES[name]().apply(torch.zeros_like)
+    loop, cut = CutLoop(0, 4), 4
+    source.send(group=loop, group_dst=0, wire="reference")
+    target.recv(group=loop, group_src=0, wire="reference")
+    wanted = [leaf.clone() for leaf in source.values()]
+    wanted[0][-cut:] = 0
+    assert all(map(torch.equal, target.values(), wanted))
+
+
 @pytest.mark.usefixtures("old_memory")
 @pytest.mark.parametrize("cut", [1, 30000])
 def test_recv_cut_message_after_same_one_raises(cut: int) -> None:
