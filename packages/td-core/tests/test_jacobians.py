@@ -10,7 +10,7 @@ import torch
 from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.utils import _pytree as pytree
 
-from td_core import TensorDict, TensorDictParams, lazy_stack
+from td_core import StructureError, TensorDict, TensorDictParams, lazy_stack
 
 JACOBIANS = {
     "jacrev": jacrev,
@@ -147,3 +147,22 @@ def test_tree_map_to_other_objects_keeps_them_at_their_keys(value: object) -> No
                 )
     if not isinstance(value, (tuple, list, type(None))):  # these are trees again
         assert pytree.tree_leaves(pytree.tree_map(lambda _: value, make(3, 2))) == [value, value]
+
+
+@pytest.mark.parametrize("value", [torch.Size([1]), None, "text", 3], ids=lambda value: type(value).__name__)
+def test_operation_on_objects_in_place_of_leaves_raises_with_key(value: object) -> None:
+    data = make(3, 2)
+    operations: list[Any] = [
+        lambda a, _: a + 1, lambda a, _: 2 * a, lambda a, b: a + b, lambda a, b: b - a, lambda a, _: -a, lambda a, _: a.sin_(),
+        lambda a, _: a == a, lambda a, b: a == b, lambda a, b: b != a, lambda a, _: a.add_(1), lambda a, b: a.lerp(b, 0.5),
+        lambda a, _: a.isfinite(), lambda a, b: a.maximum(b), lambda a, b: b.mul_(a), lambda a, b: a.add(b, default=0),
+    ]  # fmt: skip
+    for tree in (data, lazy_stack(data.unbind(0)), TensorDictParams(data.clone())):
+        result: Any = pytree.tree_map(lambda _: value, tree)
+        for operation in operations:
+            with pytest.raises(
+                StructureError, match=f"('x'|'y'.) holds a {type(value).__name__}, which a pytree"
+            ):
+                operation(result, tree.to_tensordict())
+        table = {row.key: row.dtype for row in result.describe()}
+        assert table[("x",)] == table["n", "y"] == type(value).__name__

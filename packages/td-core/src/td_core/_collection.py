@@ -681,7 +681,7 @@ def get_entry(root: Core, path: tuple[str, ...]) -> Child:
         try:
             node = node._get_child(part)
         except KeyError:
-            raise missing_key_error(node, part, path[:depth]) from None
+            raise missing_key_error(node, part, path[:depth]) from None  # type: ignore[arg-type]
     return node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,12 +14,13 @@ from ._buffers import has_memory
 from ._collection import Core
 from ._dtypes import SHORT_NAMES
 from ._inspection import show_size
+from ._mapping_views import list_foreign
 from ._nested_components import get_parts
 from ._nodes import encode
 from ._ops.shared_memory import group_overlapping
 from ._public_names import set_module
 from ._ragged import get_display_shape
-from ._walks import expand
+from ._walks import expand, has_entries
 
 __all__ = ["Description", "DescriptionRow"]
 
@@ -97,6 +98,11 @@ class Description:
 
 def describe(root: Core) -> Description:
     """Return the table of a collection; reads no element, and stacks no members."""
+    foreign = dict(list_foreign(root))
+    if foreign:
+        known = describe(_leave_out_foreign(root))
+        rows = [DescriptionRow(key, type(item).__name__, (), 0, 0.0, "") for key, item in foreign.items()]
+        return replace(known, rows=(*known.rows, *rows))
     encoded = encode(root, format_name="description")
     paths, nodes = encoded.leaf_paths(members=False), encoded.node_paths(members=False)
 
@@ -122,6 +128,19 @@ def describe(root: Core) -> Description:
         for key, places in groups.items()
     ]
     return Description(f"{type(root).__name__} {list(root.batch_size)}", (*rows, *values.values()), total)
+
+
+def _leave_out_foreign(root: Any) -> Any:
+    """Copy a collection without the objects in place of leaves."""
+
+    def copy(node: Any) -> object:
+        entries = dict(node._children())
+        found = {key: child for key, child in entries.items() if isinstance(child, (Tensor, Core))}
+        return node._with_children(
+            {key: _leave_out_foreign(child) if has_entries(child) else child for key, child in found.items()}
+        )
+
+    return root._map_members(copy)
 
 
 def _summarize(

@@ -327,3 +327,20 @@ class CollectionItems(_Walk):
         if not isinstance(pair, tuple) or len(pair) != 2:
             return False
         return any(key == pair[0] and child is pair[1] for key, child in self)
+
+
+def list_foreign(root: Core) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Iterate over the objects that a pytree function put in place of leaves, with their key paths."""
+    todo: list[tuple[tuple[str, ...], object]] = [((), root)]
+    while todo:
+        path, node = todo.pop()
+        if not isinstance(node, Core):
+            yield path, node
+        elif (stacked := node._members_and_dim()) is not None:
+            todo += [(path, member) for member in stacked[0]]
+        elif not node._is_value:
+            todo += [
+                ((*path, key), child)
+                for key, child in dict(node._children()).items()
+                if not isinstance(child, Tensor)
+            ]

@@ -25,6 +25,7 @@ from .._collection import (
     check_same_keys,
     concurrent_change_error,
     leaf_node_mismatch_error,
+    show_path,
 )
 from .._dtypes import keep_scalar
 from .._element_plans import align_dims
@@ -32,6 +33,7 @@ from .._foreach import (
     Op,
     foreach,
 )
+from .._mapping_views import list_foreign
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
 from .._walks import has_entries, map_levels, zip_walk
@@ -62,34 +64,37 @@ def combine(
     leaves: list[Tensor] = []
     levels: Walked = None
     operand, plain, is_single = other, True, True
-    # A type check is several times faster than isinstance with an abstract class.
-    if type(other) is not type(node) and isinstance(other, NUMBERS):
-        operand = other.item() if isinstance(other, np.generic) else other
-    elif type(other) is type(node) or isinstance(other, Core):
-        size, is_single = None, False
-        if default is not None or other.batch_size != node.batch_size:
-            node, other, size = _align(node, name, other, default)
-        operand = []
-        try:
-            levels = node._zip_leaves(other, leaves, operand, foreign)
-        except StructureError:
-            stacked = stack_like(node, other)
-            if stacked is node:
-                raise
-            if foreign is not None:
-                foreign.clear()
-            return combine(stacked, name, this, other, None, foreign)
-        if size is not None:
-            leaves, operand = align_pairs(node, other, leaves, operand, len(size))
-    elif isinstance(other, (Tensor, np.ndarray)):
-        node, operand, levels = _pair_with_tensor(node, name, other, leaves)
-        plain = False  # views of the operand can be of a subclass, so fused kernels need a type check
-    else:
-        return NotImplemented  # type: ignore[no-any-return]
-    if not leaves:
-        levels = node._flatten_leaves(leaves)
-    if foreign is not None and is_single and type(levels) is not dict and _may_hold_values(levels):
-        foreign.append(node)
+    try:
+        # A type check is several times faster than isinstance with an abstract class.
+        if type(other) is not type(node) and isinstance(other, NUMBERS):
+            operand = other.item() if isinstance(other, np.generic) else other
+        elif type(other) is type(node) or isinstance(other, Core):
+            size, is_single = None, False
+            if default is not None or other.batch_size != node.batch_size:
+                node, other, size = _align(node, name, other, default)
+            operand = []
+            try:
+                levels = node._zip_leaves(other, leaves, operand, foreign)
+            except StructureError:
+                stacked: CoreT = stack_like(node, other)
+                if stacked is node:
+                    raise
+                if foreign is not None:
+                    foreign.clear()
+                return combine(stacked, name, this, other, None, foreign)
+            if size is not None:
+                leaves, operand = align_pairs(node, other, leaves, operand, len(size))
+        elif isinstance(other, (Tensor, np.ndarray)):
+            node, operand, levels = _pair_with_tensor(node, name, other, leaves)
+            plain = False  # views of the operand can be of a subclass, so fused kernels need a type check
+        else:
+            return NotImplemented  # type: ignore[no-any-return]
+        if not leaves:
+            levels = node._flatten_leaves(leaves)
+        if foreign is not None and is_single and type(levels) is not dict and _may_hold_values(levels):
+            foreign.append(node)
+    except AttributeError as error:
+        raise_foreign(error, name, node, other)
     try:
         plain = plain and type(levels) is dict
         return node._unflatten(foreach(this, leaves, operand, plain=plain), levels)
@@ -143,13 +148,16 @@ def _expand_for_tensor(node: CoreT, name: str, tensor: Tensor) -> CoreT:
 def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:
     """Apply a binary operation in place. Return NotImplemented if ``other`` cannot be an operand."""
     leaves: list[Tensor] = []
-    if type(other) is type(node) and other.batch_size == node.batch_size:
-        operand: object = operand_leaves(node, other, leaves)
-    else:
-        operand = operand_inplace(node, name, other)
-        if operand is NotImplemented:
-            return operand  # type: ignore[no-any-return]
-        node._flatten_leaves(leaves)
+    try:
+        if type(other) is type(node) and other.batch_size == node.batch_size:
+            operand: object = operand_leaves(node, other, leaves)
+        else:
+            operand = operand_inplace(node, name, other)
+            if operand is NotImplemented:
+                return operand  # type: ignore[no-any-return]
+            node._flatten_leaves(leaves)
+    except AttributeError as error:
+        raise_foreign(error, name, node, other)
     write_leaves(name, node, this, leaves, operand)
     return node
 
@@ -274,12 +282,29 @@ def raise_at_leaf(
         del error
 
 
+def raise_foreign(error: Exception, name: str, *operands: object) -> NoReturn:
+    """Raise StructureError if an operand has an object in place of a leaf, or else the error."""
+    try:
+        for path, item in (
+            pair for node in operands if isinstance(node, Core) for pair in list_foreign(node)
+        ):
+            raise StructureError(
+                f"cannot compute {name}: {show_path(path)} holds a {type(item).__name__}, which a pytree function put in "
+                "place of a leaf; set a tensor there, or use functions of pytrees"
+            ) from error
+        raise error
+    finally:
+        del error  # its traceback refers to this frame
+
+
 def run_each_leaf(name: str, node: CoreT, single: Callable[[Tensor], Tensor]) -> CoreT:
     """Apply ``single`` to each leaf. An error names the key of the leaf that fails."""
     try:
         return node._map(single)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, single, node._leaves())
+    except AttributeError as error:
+        raise_foreign(error, name, node)
 
 
 def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], object]) -> NoReturn:

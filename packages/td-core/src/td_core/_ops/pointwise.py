@@ -40,6 +40,7 @@ from .operands import (
     operand_inplace,
     operand_leaves,
     raise_at_leaf,
+    raise_foreign,
     run_each_leaf,
     write_result,
 )
@@ -111,11 +112,17 @@ def apply_unary(node: CoreT, name: str) -> CoreT:
         return node._unflatten(foreach(this, leaves, plain=type(levels) is dict), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, node._leaves())
+    except AttributeError as error:
+        raise_foreign(error, name, node)
 
 
 def apply_unary_inplace(node: CoreT, name: str) -> CoreT:
     """Apply an operation to each leaf in place; return the collection."""
-    write_leaves(name, node, OPS[name], node._leaves())
+    try:
+        leaves = node._leaves()
+    except AttributeError as error:
+        raise_foreign(error, name, node)
+    write_leaves(name, node, OPS[name], leaves)
     return node
 
 
@@ -144,10 +151,13 @@ def compare(node: Core, name: str, symbol: str, other: Operand) -> object:
             raise
         # One may have a tensor where the other has a number that was kept as a value.
         strict = not equality
-        node, other = (
-            convert_values(node, other, strict=strict),
-            convert_values(other, node, strict=strict),
-        )
+        try:
+            node, other = (
+                convert_values(node, other, strict=strict),
+                convert_values(other, node, strict=strict),
+            )
+        except AttributeError as error:
+            raise_foreign(error, symbol, node, other)
         foreign.clear()
         result = combine(node, symbol, this, other, None, foreign)
     if not foreign or result is NotImplemented:
@@ -593,15 +603,18 @@ def _ternary(
     node: CoreT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
 ) -> CoreT:
     """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
-    if not name.endswith("_"):
-        node = _broadcast_batch(node, first, second)
     leaves: list[Tensor] = []
-    if type(first) is type(node) and first.batch_size == node.batch_size:
-        operands: list[object] = [operand_leaves(node, first, leaves)]
-    else:
-        operands = [check_operand(operand_inplace(node, name, first), name, first)]
-        node._flatten_leaves(leaves)
-    operands.append(check_operand(operand_inplace(node, name, second), name, second))
+    try:
+        if not name.endswith("_"):
+            node = _broadcast_batch(node, first, second)
+        if type(first) is type(node) and first.batch_size == node.batch_size:
+            operands: list[object] = [operand_leaves(node, first, leaves)]
+        else:
+            operands = [check_operand(operand_inplace(node, name, first), name, first)]
+            node._flatten_leaves(leaves)
+        operands.append(check_operand(operand_inplace(node, name, second), name, second))
+    except AttributeError as error:
+        raise_foreign(error, name, node, first, second)
     for i, operand in enumerate(operands):
         if type(operand) is not list and not (keep_number and i == 1):
             operands[i] = [_number_beside(leaf, operand) for leaf in leaves]

@@ -22,4 +22,5 @@ def join_rows(saved: Any, rows: Any) -> Any:
         for name, position in row["values"]:
             if name in found and is_same_value(left.values[found[name]], values[position]):
                 values[position] = left.values[found[name]]
-    return torch.cat([saved, decode(replace(right, values=values, objects=[]))])
+    shared: Any = decode(replace(right, values=values, objects=[]))
+    return torch.cat([saved, shared])
