@@ -300,3 +300,16 @@ def test_write_to_declared_view_reaches_the_file(name: str, kind: str, make_pair
         VIEW_WRITES[name](view_class.from_tensordict(td))
 
     pair.change(write)
+
+
+def test_replace_entry_whose_old_dataset_another_collection_replaced_raises(tmp_path: Path) -> None:
+    pytest.importorskip("td_hdf5")
+    path = str(tmp_path / "x.h5")
+    TensorDict({"k": torch.ones(3, 5)}, [3]).to_h5(path, chunks=2).close()
+    first, second = TensorDict.from_h5(path, mode="r+"), TensorDict.from_h5(path, mode="r+")
+    leaf = first["k"]
+    second["k"] = torch.ones(3, 2)
+    with pytest.raises(TensorDictError, match=r"x.h5, dataset 'k'"):
+        first["k"] = torch.ones(3, 7)
+    assert leaf.shape == (3, 5)
+    td_core.load(path)

@@ -90,7 +90,8 @@ class DatasetSource:
     def keep(self, dataset: Any) -> None:
         """Read all elements, of a dataset whose link was removed: reads and writes stay in memory from now on."""
         whole = self._extend(tuple(slice(0, n, 1) for n in self.shape))
-        self._kept = self._restore(_read_dataset(dataset, whole, self._stored.dtype))
+        with convert_errors(repr(self)):  # another collection can have replaced it by a smaller one
+            self._kept = self._restore(_read_dataset(dataset, whole, self._stored.dtype))
 
     def read(self, index: SourceIndex) -> Tensor:
         """Return a copy of a part of the leaf."""
