@@ -87,7 +87,7 @@ def check_tails(root: Core, names: Names, path: tuple[str, ...] = ()) -> None:
 def join_names(node: Core, entry: Core, names: Names | None) -> Names | None:
     """Return the dim names of a node with ``names`` in which an entry will be stored: for dims without one those of the entry."""
     added = entry._names
-    if added is None or added[: len(node.batch_size)] == names:
+    if added is None or added is names or added[: len(node.batch_size)] == names:
         return names
     ndim = len(node.batch_size)
     joined = [a if a is not None else b for a, b in zip(names or (None,) * ndim, added)]

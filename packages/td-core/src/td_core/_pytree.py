@@ -48,7 +48,7 @@ _in_progress: list[None] = []
 
 
 def _has_first_dim() -> bool:
-    return bool(_in_progress) and not torch.compiler.is_compiling() and _jacobian.has_first
+    return not torch.compiler.is_compiling() and _jacobian.has_first
 
 
 def _finish_jacobian(build: Callable[[], object], ndim: int | None) -> object:
@@ -283,7 +283,7 @@ def register_mapping(cls: Any) -> None:
         keys, sizes, device, names = context
         children = list(values)
         batch_size = infer_batch_size(children, sizes)
-        named = get_names_after(names, batch_size, children, _has_first_dim())
+        named = get_names_after(names, batch_size, children, bool(_in_progress) and _has_first_dim())
         if named is not None:
             # Children without leaves were flattened without batch dims, so they lost their dim names.
             for position, _ in sizes[1:]:
@@ -346,7 +346,7 @@ def _register_as_kind(cls: Any) -> None:
             dict(zip(keys, children)),
             batch_size=batch_size,
             device=device,
-            names=get_names_after(names, batch_size, children, _has_first_dim()),
+            names=get_names_after(names, batch_size, children, bool(_in_progress) and _has_first_dim()),
         )
 
     def dump(context: Context) -> Context:

@@ -39,7 +39,7 @@ from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._locking import check_no_entry
 from ._nested_components import apply_to_components
-from ._ops.entries import coerce_for, get_default
+from ._ops.entries import coerce_for, get_default, show_entry
 from ._ops.join_levels import check_even, join_components, join_nodes, zip_entries
 from ._plans import MultiPlan, ShapePlan, as_batch_size
 from ._pytree import register_mapping, register_with_subclasses
@@ -289,25 +289,11 @@ class TensorDict(TensorDictBase):
                 entry = self._dict[index]
             except KeyError:
                 entry = get_entry(self, (index,))
-            if isinstance(entry, Tensor):
-                return entry
-            try:
-                return entry._unwrap()
-            except AttributeError:
-                if isinstance(entry, Core):
-                    raise
-                return entry  # an object that a pytree function put in place of a leaf
+            return entry if isinstance(entry, Tensor) else show_entry(entry)
         if type(index) is tuple:
             result = self._get_nested(index)
             if result is not None:
-                if isinstance(result, Tensor):
-                    return result
-                try:
-                    return result._unwrap()
-                except AttributeError:
-                    if isinstance(result, Core):
-                        raise
-                    return result
+                return result if isinstance(result, Tensor) else show_entry(result)
         elif not isinstance(index, str):
             plan = plan_index(index, self._batch_size)
             return index_leaves(self, plan) if STORED else self._transform(plan)

@@ -169,6 +169,8 @@ def _store_in_order(tensordict: Any, entries: dict[Key, Any]) -> None:
 
 def _are_plain(root: Any, entries: Mapping[Key, Any]) -> bool:
     """Return True if no value can be refused: plain tensors, stored as they are in TensorDicts that exist."""
+    if type(root) is not TensorDict:
+        return False
     node: Any = None
     size = root.batch_size
     for key, value in entries.items():

@@ -612,6 +612,16 @@ def _write_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: 
         raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
 
 
+def show_entry(child: Any) -> Any:
+    """Return the result of ``parent[key]``; unchanged for an object that a pytree function put in place of a leaf."""
+    try:
+        return child._unwrap()
+    except AttributeError:
+        if isinstance(child, Core):
+            raise
+        return child
+
+
 def get_default(node: Core, key: NestedKey, default: object = NOT_GIVEN) -> Any:
     """Return the default for a missing key, None if it is not given; raise KeyPathError for NO_DEFAULT."""
     if default is NOT_GIVEN:

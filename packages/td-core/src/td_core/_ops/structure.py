@@ -333,7 +333,8 @@ class StructureMixin(UpdateMixin):
         nodes = list_distinct_members([self])
         with self._edit_together(), restore_on_error(self) if len(nodes) > 1 else nullcontext():
             # An entry that only some members of a lazy stack have is renamed in those; if none has it, an error follows.
-            held = [node for node in nodes if find_holders(node, old)]
+            is_plain = len(nodes) == 1 and not safe
+            held = nodes if is_plain else [node for node in nodes if find_holders(node, old)]
             if held and safe and old != new and find_holders(self, new):
                 raise KeyTakenError(
                     f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already"

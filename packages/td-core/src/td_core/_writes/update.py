@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -339,9 +338,8 @@ def try_merge(root: Core, source: object) -> bool:
     """Store the entries of ``source`` if none needs conversion. Otherwise return False, with nothing stored."""
     stores: list[tuple[Core, dict[Any, Child]]] = []
     # Of several values of one key, the last must be stored last, so visit the levels in the order of the keys.
-    todo: deque[tuple[Core, object]] = deque([(root, source)])
-    while todo:
-        node, right = todo.popleft()
+    todo: list[tuple[Core, object]] = [(root, source)]
+    for node, right in todo:
         leaves = _list_stores(node, right, todo)
         if leaves is None:
             return False
@@ -353,7 +351,7 @@ def try_merge(root: Core, source: object) -> bool:
     return True
 
 
-def _list_stores(node: Core, source: Any, below: deque[tuple[Core, object]]) -> dict[Any, Child] | None:
+def _list_stores(node: Core, source: Any, below: list[tuple[Core, object]]) -> dict[Any, Child] | None:
     """Return the leaves to store in one node, and append the pairs of nodes below; None if an entry needs conversion."""
     left, size = node._children(), node.batch_size
     schema = node._schema
@@ -374,7 +372,7 @@ def _list_stores(node: Core, source: Any, below: deque[tuple[Core, object]]) -> 
 
 
 def _split_levels(
-    left: dict[str, Child], source: dict[Any, Any], size: torch.Size | None, below: deque[tuple[Core, object]]
+    left: dict[str, Child], source: dict[Any, Any], size: torch.Size | None, below: list[tuple[Core, object]]
 ) -> dict[Any, Child] | None:
     """Return the leaves of a source, checked against a batch size, and append the pairs of nodes; None if one has no pair."""
     leaves: dict[Any, Child] = {}
