@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, _temporary_files
+from td_core import TensorDict, _regular_files, _temporary_files
 from td_core._collection import Core
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core.errors import FormatError
@@ -97,7 +97,8 @@ def watch_calls(
     if rename is not None:
         rename = watched.wrap("renameat2", rename)
     monkeypatch.setattr(_fs, "os", watched)
-    monkeypatch.setattr(_temporary_files, "os", watched)
+    for module in (_regular_files, _temporary_files):
+        monkeypatch.setattr(module, "os", watched)
     monkeypatch.setattr(_fs, "_renameat2", lambda: rename)
     monkeypatch.setattr(_fs.fcntl, "flock", watched.wrap("flock", _fs.fcntl.flock))
 
