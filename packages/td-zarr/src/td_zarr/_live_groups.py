@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from td_core import Encoded, NestedKey, StoredTensor, TensorDict, kinds
 from td_core.array_formats import (
@@ -18,14 +20,15 @@ from td_core.array_formats import (
     list_names,
     make_table_header,
 )
+from td_core.errors import FormatError
 from td_core.spi import Node, set_module
 
 from ._array_documents import ChunkOptions, join_names
-from ._group_header import GroupContent, list_documents, read_group, read_root
+from ._group_header import GroupContent, list_documents, read_group
 from ._group_locations import find_objects
 from ._read_collections import Opener, open_with_content
 from ._write_groups import PlannedGroup, consolidate, dump_json, plan_group, save, write_entries
-from ._zarr_objects import Objects
+from ._zarr_objects import TEMPORARY, Objects
 
 KeyPath = tuple[str, ...]
 
@@ -64,62 +67,82 @@ class _LiveGroup(LiveStore):
         change.edit(edit)
         for path in change.added:
             edit.put(path, None)
-        rest = replace(group, table=edit.finish())
-        root = read_root(self.objects)
-        documents = list_documents(self.objects, root)
-        used = _list_arrays(rest.table)
-        gone = _find_unused(documents, used, group.arrays, change.removed) if change.removed else []
-        planned = self._plan(edit, change, {*group.arrays} - {*gone})
-        new = {name for item in planned for name in item.documents}
-        if not new.isdisjoint(gone):  # an array takes the name of another one, which is removed first
-            for source in change.release():
-                source.keep()
-            self._write_root(root, rest, documents, gone)
-            self.objects.remove(gone)
-            documents, gone = {name: item for name, item in documents.items() if name not in gone}, []
-        known = set(documents)
-        for item in planned:
-            try:
-                write_entries(self.objects, item, set(documents))
-            except BaseException:
-                self.objects.remove(sorted(new - known, key=len, reverse=True))
-                raise
-            documents = {**item.root["consolidated_metadata"]["metadata"], **documents}
-        arrays = {name: array for item in planned for name, array in item.arrays.items()}
-        table = edit.finish() if planned else rest.table
-        group = replace(group, table=table, arrays={**group.arrays, **arrays})
-        self._write_root(root, group, documents, gone)
+        documents: Mapping[str, Any] = list_documents(self.objects, self.objects.root)
+        spare = _find_spare(documents)
+        below = join_names((spare,))
+        self.objects.remove([below])  # what a process that was killed has left
+        gone: list[str] = []
+        if change.removed:
+            gone = _find_unused(documents, _list_arrays(edit.finish()), group.arrays, change.removed)
+        planned = self._plan(change.added, {*group.arrays} - {*gone})
+        late = [entry for entry in planned if not entry.group.documents.keys().isdisjoint(gone)]
+        first = [entry for entry in planned if entry not in late]
+        # An array that takes the name of an old one is written under another name, and again when that is removed.
+        first += self._plan({entry.path: change.added[entry.path] for entry in late}, set(), spare)
+        group, documents = self._write(edit, group, documents, first, gone)
         for source in change.release():
             source.keep()
         self.objects.remove(gone)
+        if late:
+            with contextlib.suppress(OSError, FormatError):  # the arrays have the other names then
+                self._write(edit, group, documents, late, _list_below(below, documents))
+                self.objects.remove([below])
 
-    def _plan(self, edit: TableEdit, change: Change, reserved: set[str]) -> list[PlannedGroup]:
-        """Plan the arrays of new entries, and put them into the table."""
+    def _plan(
+        self, added: Mapping[KeyPath, Node], reserved: set[str], spare: str | None = None
+    ) -> list[_PlannedEntry]:
+        """Plan the arrays of new entries, with ``spare`` in the group of that key."""
         planned = []
-        for path, data in change.added.items():
-            for above in reversed(path[:-1]):
+        for path, data in added.items():
+            source = path if spare is None else (spare, *path)
+            for above in reversed(source[:-1]):
                 data = TensorDict({above: data})
             item = plan_group(data, ChunkOptions(**self.options), reserved=reserved)
-            edit.add(path, Encoded.of_header(item.plan.header, self.where), path)
             reserved |= item.arrays.keys()
-            planned.append(item)
+            planned.append(_PlannedEntry(path, source, item))
         return planned
 
-    def _write_root(
-        self, root: dict[str, Any], group: GroupContent, documents: Mapping[str, Any], gone: Iterable[str]
-    ) -> None:
-        """Write the root of a group, with the metadata of its groups and arrays except those that are ``gone``."""
+    def _write(
+        self,
+        edit: TableEdit,
+        group: GroupContent,
+        documents: Mapping[str, Any],
+        planned: Sequence[_PlannedEntry],
+        gone: Iterable[str],
+    ) -> tuple[GroupContent, Mapping[str, Any]]:
+        """Write the arrays of new entries, and the root without those that are ``gone``; return what the group has then."""
+        old, arrays = {*gone}, dict(group.arrays)
+        documents = {name: document for name, document in documents.items() if name not in old}
+        known = set(documents)
+        new = {name for _, _, item in planned for name in item.documents if name not in known}
+        try:
+            for path, source, item in planned:
+                self.objects.remove([name for name in item.arrays if name not in known])
+                write_entries(self.objects, item, set(documents))
+                documents = {**item.root["consolidated_metadata"]["metadata"], **documents}
+                edit.add(path, Encoded.of_header(item.plan.header, self.where), source)
+                arrays.update(item.arrays)
+        except BaseException:
+            self.objects.remove(sorted(new, key=len, reverse=True))
+            raise
+        group = replace(group, table=edit.finish(), arrays=arrays)
+        self._write_root(group, documents)
+        return group, documents
+
+    def _write_root(self, group: GroupContent, documents: Mapping[str, Any]) -> None:
+        """Write the root of a group, with the metadata of its groups and arrays."""
         header = make_table_header(group.table)
         header["check"] = compute_check(
             (name, group.arrays[name].shape) for name in _list_arrays(group.table)
         )
         if not group.is_strict:
             header["sparse"] = True
-        root["attributes"]["td"] = json.dumps(header, separators=(",", ":"))
-        root["consolidated_metadata"] = consolidate(
-            {name: document for name, document in documents.items() if name not in gone}
+        root = self.objects.root
+        attributes = {**root["attributes"], "td": json.dumps(header, separators=(",", ":"))}
+        metadata = consolidate(documents)
+        self.objects.replace(
+            "zarr.json", dump_json({**root, "attributes": attributes, "consolidated_metadata": metadata})
         )
-        self.objects.replace("zarr.json", dump_json(root))
 
     def owns(self, leaf: StoredTensor) -> bool:
         """Return False for a leaf in another group."""
@@ -133,6 +156,24 @@ class _LiveGroup(LiveStore):
         table = group.table.select_keys(list(paths), group.where)
         opener = Opener(group, table, self.mode, follows=True)
         return build_leaves(table, group.where, opener.open)
+
+
+class _PlannedEntry(NamedTuple):
+    """A new entry: its key path, that in the table of its planned group, and the planned group."""
+
+    path: KeyPath
+    source: KeyPath
+    group: PlannedGroup
+
+
+def _find_spare(documents: Mapping[str, Any]) -> str:
+    """Return the key of a group for arrays that later get another name; one is taken if a process was killed before that."""
+    keys = (f"{TEMPORARY}{number}" for number in itertools.count())
+    return next(key for key in keys if join_names((key,)) not in documents)
+
+
+def _list_below(group: str, documents: Iterable[str]) -> list[str]:
+    return [name for name in documents if name == group or name.startswith(f"{group}/")]
 
 
 def _list_arrays(table: Encoded) -> set[str]:
@@ -158,9 +199,10 @@ class ZarrTensorDict(LiveCollection):
     Leaves are stored tensors, which read the group when an operation needs their elements. With ``mode="r+"``, writes in place
     reach the group. So do new entries, removed and renamed ones, batch sizes and dim names, in this collection and in the
     nested ones. Results of operations, such as an index, ``clone()`` or ``to_tensordict()``, are TensorDicts. A change of the
-    structure writes the new arrays, and then the metadata of the root, so a process that is killed leaves the old structure or
-    the new one. Each write and change holds the lock of the group, which excludes other threads and, in a local directory,
-    other processes. What others have replaced since the group was opened is an error.
+    structure writes the new arrays, and then the metadata of the root, so a process that is killed leaves the old structure
+    or the new one, whose arrays can have other names; what else it leaves is removed by the next change or save. Each write
+    and change holds the lock of the group, which excludes other threads and, in a local directory, other processes. What
+    others have replaced since the group was opened is an error.
 
     ``to_zarr`` and ``from_zarr`` return such collections.
 

@@ -16,7 +16,7 @@ from td_core.errors import FormatError
 from td_core.spi import NewFile, allocate_file, set_module
 
 from ._group_locks import GroupLock, lock_directory
-from ._zarr_objects import Objects
+from ._zarr_objects import TEMPORARY, Objects
 
 #: A link is opened by the path that it leads to, and a pipe is not waited for.
 _FLAGS = (
@@ -191,10 +191,18 @@ class LocalObjects(Objects):
         ]
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove directories."""
+        """Remove directories; those of which a part is left have a temporary name."""
+        path = self.locate(f"{TEMPORARY}removed")
         for name in names:
-            shutil.rmtree(self._find_inside(name), ignore_errors=True)
             self._checked.discard(name)
+            shutil.rmtree(path, ignore_errors=True)
+            try:
+                os.rename(self._find_inside(name), path)
+            except FileNotFoundError:
+                continue
+            except OSError:  # a file of it is in use
+                shutil.rmtree(self._find_inside(name), ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
 
     @property
     def lock(self) -> GroupLock:

@@ -12,7 +12,7 @@ from td_core.errors import FormatError
 from ._array_documents import INCOMPLETE, get_attributes, parse_json
 from ._dim_labels import LEVEL, VALUE
 from ._group_header import read_root
-from ._zarr_objects import Objects
+from ._zarr_objects import TEMPORARY, Objects
 
 #: The beginning of the metadata of arrays as td writes it. zarr and tensorstore put spaces or other keys there. A process that
 #: was killed can have left an array that the header does not have.
@@ -23,7 +23,9 @@ _SHOWN = 5
 
 def check_replaceable(objects: Objects) -> None:
     """Raise FileExistsError if a place has arrays, groups or files that td has not written, which a save would remove."""
-    keys = objects.list_keys()
+    # What a process that was killed has left does not count.
+    beginnings = (".zarr.json.tmp-", TEMPORARY, f"%{TEMPORARY}")
+    keys = [key for key in objects.list_keys() if not key.startswith(beginnings)]
     if not keys or keys == ["zarr.json"]:
         return
     where = f"cannot save to {objects.where!r}"
@@ -56,17 +58,16 @@ def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str
     nodes = [key for key in unknown if key.endswith("/zarr.json")]
     for key, content in zip(nodes, objects.get_many(nodes), strict=True):
         name = key.removesuffix("/zarr.json")
-        document = {} if content is None else parse_json(content, f"{objects.where}: {key}")
+        if not content:  # a process was killed before it wrote the metadata, and then the chunks
+            continue
+        document = parse_json(content, f"{objects.where}: {key}")
         attributes = get_attributes(document, f"{objects.where}: {key}")
-        if document.get("node_type") == "array" and (
-            VALUE in attributes or (content or b"").startswith(_OURS)
-        ):
+        if document.get("node_type") == "array" and (VALUE in attributes or content.startswith(_OURS)):
             arrays.add(name)
         elif name not in groups and (document.get("node_type") == "array" or {*attributes} - {LEVEL}):
             yield name
     for key in unknown:
-        is_temporary = key.startswith(".zarr.json.tmp-")  # of a process that was killed
-        if not (key == "zarr.json" or key in nodes or is_temporary or _is_inside(key, arrays)):
+        if not (key == "zarr.json" or key in nodes or _is_inside(key, arrays)):
             yield key
 
 

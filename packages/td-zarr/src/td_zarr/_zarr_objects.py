@@ -36,6 +36,8 @@ ResultT = TypeVar("ResultT")
 _BAD_MEMBER = (
     zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, OverflowError, struct.error, zlib.error, lzma.LZMAError,
 )  # fmt: skip
+#: How the keys of groups begin that are removed before a change ends, or by the next one; their names begin with "%".
+TEMPORARY = ".td-tmp-"
 #: The most requests to a store at the same time.
 _CONCURRENT = 32
 
@@ -206,10 +208,13 @@ class StoreObjects(Objects):
 
     def list_keys(self) -> list[str]:
         """List the objects."""
+        return self._list_below("")
+
+    def _list_below(self, beginning: str) -> list[str]:
         start, store = f"{self.prefix}/" if self.prefix else "", self.store.store
 
         async def collect() -> list[str]:
-            return [key.removeprefix(start) async for key in store.list_prefix(start)]
+            return [key.removeprefix(start) async for key in store.list_prefix(start + beginning)]
 
         return run(collect())
 
@@ -218,9 +223,10 @@ class StoreObjects(Objects):
         self._delete(key for key in self.list_keys() if key != "zarr.json")
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove the objects below some names."""
-        starts = tuple(f"{name}/" for name in names)
-        self._delete(key for key in self.list_keys() if key.startswith(starts))
+        """Remove the objects below some names, and their metadata last, by which a save knows what td has written."""
+        keys = [key for name in names for key in self._list_below(f"{name}/")]
+        for is_metadata in (False, True):
+            self._delete(key for key in keys if key.endswith("/zarr.json") == is_metadata)
 
     def _delete(self, keys: Iterable[str]) -> None:
         store = self.store
