@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
+from ._regular_files import open_regular
 from ._type_names import is_instance_of_named
 
 #: A local path, a URL as a string, or an object that a format accepts in place of a path.
@@ -82,11 +82,8 @@ def has_suffix(location: Location, suffixes: tuple[str, ...]) -> bool:
 
 
 def read_head(location: Location) -> bytes:
-    """Return the first bytes of a local file; empty for a directory, device, URL or object."""
-    if not isinstance(location, Path):
+    """Return the first bytes of a local file; empty for a directory, URL or object. FormatError for a pipe or a device."""
+    if not isinstance(location, Path) or location.is_dir():
         return b""
-    # A pipe or a device could block, or lose the bytes that are read here.
-    if not stat.S_ISREG(location.stat().st_mode):
-        return b""
-    with location.open("rb") as file:
+    with os.fdopen(open_regular(location), "rb") as file:
         return file.read(HEAD_SIZE)
