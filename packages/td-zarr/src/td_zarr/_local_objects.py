@@ -43,8 +43,9 @@ class LocalObjects(Objects):
         self.stamp, self.version = stamp, version
         self._store: zarr.storage.StorePath | None = None
         self._lock: tuple[int, GroupLock] | None = None
-        #: The names in a folder that are links, and the arrays whose files were looked at.
+        #: The names in a folder that are links, the folders that are inside, and the arrays whose files were looked at.
         self._links: dict[str, frozenset[str]] = {}
+        self._inside: set[str] = set()
         self._checked: set[str] = set()
 
     def __reduce__(self) -> Any:
@@ -78,22 +79,29 @@ class LocalObjects(Objects):
 
     def _find_inside(self, key: str) -> str:
         """Return the path of an object; raise FormatError if a folder above it is a link that leads out of the group."""
-        parts = key.split("/")
-        folder = ""
-        for part in parts[:-1]:
-            if part in self._list_links(folder):
-                self._resolve(self.locate(f"{folder}{part}"))
-            folder = f"{folder}{part}/"
-        return os.path.join(self.path, *parts)
+        path = os.path.join(self.path, key)
+        folder = key[: key.rfind("/") + 1]
+        if folder not in self._inside:
+            above = ""
+            for part in folder.split("/")[:-1]:
+                links = self._list_links(above)
+                if links is None:  # nothing below it can be opened
+                    return path
+                if part in links:
+                    self._resolve(self.locate(f"{above}{part}"))
+                above = f"{above}{part}/"
+            self._inside.add(folder)
+        return path
 
-    def _list_links(self, folder: str) -> frozenset[str]:
+    def _list_links(self, folder: str) -> frozenset[str] | None:
+        """Return the names in a folder that are links; None if there is no such folder."""
         links = self._links.get(folder)
         if links is None:
             try:
                 with os.scandir(os.path.join(self.path, folder)) as entries:
                     links = frozenset(entry.name for entry in entries if entry.is_symlink())
             except (FileNotFoundError, NotADirectoryError):
-                return frozenset()
+                return None
             self._links[folder] = links
         return links
 
