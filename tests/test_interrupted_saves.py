@@ -129,7 +129,9 @@ def interrupt(work: Callable[[], None], number: int, error: BaseException, after
 
 
 @pytest.mark.parametrize(
-    ("error", "after"), [(KeyboardInterrupt(), True), (OSError(errno.EIO, "I/O error"), False)], ids=repr
+    ("error", "after"),
+    [(KeyboardInterrupt(), True), (SystemExit(), True), (OSError(errno.EIO, "I/O error"), False)],
+    ids=repr,
 )
 @pytest.mark.parametrize(("operation", "name"), WORK)
 def test_error_at_any_system_call_leaves_old_or_new(
@@ -160,7 +162,11 @@ def test_error_at_any_system_call_leaves_old_or_new(
 
 
 def send_signals(operation: str, path: Path, count: int, seed: int) -> tuple[int, int]:
-    """Interrupt an operation at random moments by SIGKILL and SIGINT; return how often it left the old and the new save."""
+    """Interrupt an operation at random moments by SIGKILL, KeyboardInterrupt and SystemExit.
+
+    Returns:
+        how often it left the old save, and how often the new one.
+    """
     prepare(operation, path)
     old, kept = read(path), path.parent.with_name("kept")
     shutil.copytree(path.parent, kept)
@@ -176,13 +182,14 @@ def send_signals(operation: str, path: Path, count: int, seed: int) -> tuple[int
             code = 1
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit())
                 torch.set_num_threads(1)
                 act(operation, path)
                 code = 0
             finally:
                 os._exit(code)
         time.sleep(chance.random() * 1.5 * duration)
-        os.kill(pid, chance.choice([signal.SIGKILL, signal.SIGINT]))
+        os.kill(pid, (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)[i % 3])
         os.waitpid(pid, 0)
         found.append(read(path))
         assert found[-1] in (old, new), f"signal {i}"
@@ -191,4 +198,4 @@ def send_signals(operation: str, path: Path, count: int, seed: int) -> tuple[int
 
 @pytest.mark.parametrize(("operation", "name"), WORK)
 def test_signal_at_any_moment_leaves_old_or_new(operation: str, name: str, tmp_path: Path) -> None:
-    assert sum(send_signals(operation, tmp_path / "work" / name, 2, seed=0)) == 2
+    assert sum(send_signals(operation, tmp_path / "work" / name, 3, seed=0)) == 3

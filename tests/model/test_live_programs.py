@@ -15,9 +15,9 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -323,9 +323,17 @@ def run_step(td: Any, name: str, arguments: tuple[Any, ...]) -> Any:
 #: Steps whose result is a collection that is changed.
 QUIET = {name for name in STEPS if name not in ("pop", "popitem", "split", "separate")}
 
+#: Steps that write elements alone.
+ELEMENTS = [name for name, step in STEPS.items() if not step.changes]
 
-def open_file(path: str) -> Any:
-    """Open a collection for writing."""
+#: Threads that run steps.
+THREADS = [ThreadPoolExecutor(1) for _ in range(3)]
+
+
+def open_file(path: str, how: str = "opened") -> Any:
+    """Open a collection for writing; if it is ``"stored"`` or ``"created"``, for writes of elements alone."""
+    if how in ("stored", "created"):
+        return td_core.open(path, mode="r+")
     return (TensorDict.from_h5 if path.endswith(".h5") else TensorDict.from_zarr)(path, mode="r+")
 
 
@@ -361,8 +369,9 @@ def serve() -> None:
             return
         answer: Any = None
         if request == "load":
+            path, *key = arguments
             try:
-                answer = describe(td_core.load(arguments[0]))
+                answer = describe(at(td_core.load(path), tuple(key)))
             except Exception as error:
                 answer = f"{type(error).__name__}: {error}"
         elif request == "open":
@@ -400,11 +409,14 @@ def make_start(pick: Pick) -> Any:
 
 def create(td: Any, path: str, options: dict[str, Any], how: str) -> Any:
     """Write a collection, and open it."""
-    method = td.to_h5 if path.endswith(".h5") else td.to_zarr
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        opened = method(path, **options)
-    return opened if how == "written" else open_file(path)
+        if how == "created":
+            opened = td_core.create(td, path, **options)
+            opened.update_(td)
+            return opened
+        opened = (td.to_h5 if path.endswith(".h5") else td.to_zarr)(path, **options)
+    return opened if how == "written" else open_file(path, how)
 
 
 class Program:
@@ -416,9 +428,10 @@ class Program:
         self.path = f"{folder}/x.{suffix}"
         self.memory = make_start(pick)
         self.reader, *self.writers = processes
-        how = pick.one(["written", "opened"])
-        self.live = create(self.memory, self.path, options, how)
-        self.log += [f"{name}, {how}", str(self.memory)]
+        self.how = pick.one(["written", "opened", "opened", "stored", "created"])
+        self.live = create(self.memory, self.path, options, self.how)
+        self.steps = ELEMENTS if self.how in ("stored", "created") else list(STEPS)
+        self.log += [f"{name}, {self.how}", str(self.memory)]
         self.stale = {0, 1}
 
     def run(self, count: int, several: bool) -> None:
@@ -427,7 +440,7 @@ class Program:
             if several or self.pick.one([False] * 9 + [True]):
                 if self.append():
                     continue
-            name = self.pick.one(STEPS)
+            name = self.pick.one(self.steps)
             try:
                 arguments = STEPS[name].draw(self.pick, self.memory)
             except (LookupError, TypeError, td_core.TensorDictError):
@@ -449,7 +462,7 @@ class Program:
             self.check()
             return False
         self.log.append("append")
-        self.memory, self.live, self.stale = grown, open_file(self.path), {0, 1}
+        self.memory, self.live, self.stale = grown, open_file(self.path, self.how), {0, 1}
         self.check()
         return True
 
@@ -461,8 +474,13 @@ class Program:
         expected = run_step(trial, name, pickle.loads(pickle.dumps(arguments)))
         if writer < 0:
             if -1 in self.stale:
-                self.live = open_file(self.path)
-            found = run_step(self.live, name, arguments)
+                self.live = open_file(self.path, self.how)
+            thread = self.pick.one([None, *THREADS])
+            found = (
+                thread.submit(run_step, self.live, name, arguments).result()
+                if thread
+                else run_step(self.live, name, arguments)
+            )
             is_refusal = isinstance(found, REFUSALS)
         else:
             if writer in self.stale:
@@ -534,32 +552,89 @@ def test_programs_of_three_processes_give_what_memory_gives(processes: Any) -> N
     run_programs(processes, PROGRAMS // 4, True)
 
 
+class Track(NamedTuple):
+    """The steps of one thread on its level, with what memory answers, and what the level has before and after each."""
+
+    key: str
+    steps: list[tuple[str, tuple[Any, ...]]]
+    answers: list[Any]
+    states: list[list[Any]]
+
+    def run(self, live: Any) -> int:
+        """Run the steps until the file refuses one that memory does not, and return their number."""
+        for count, ((name, arguments), expected) in enumerate(zip(self.steps, self.answers, strict=True)):
+            found = run_step(live[self.key], name, arguments)
+            if isinstance(found, REFUSALS) and not isinstance(expected, Exception):
+                return count
+            if isinstance(expected, Exception):
+                assert isinstance(found, Exception), f"{name}{arguments}: memory refuses: {expected!r}"
+            else:
+                assert found == expected, f"{name}{arguments}: the results differ"
+        return len(self.steps)
+
+
+def draw_track(pick: Pick, memory: Any, key: str) -> Track:
+    """Draw the steps of a thread."""
+    track = Track(key, [], [], [describe(memory[key])])
+    for _ in range(pick.one(range(2, 6))):
+        name = pick.one(STEPS)
+        try:
+            arguments = pickle.loads(pickle.dumps(STEPS[name].draw(pick, memory[key])))
+        except (LookupError, TypeError, td_core.TensorDictError):
+            continue  # the collection has nothing for the step
+        trial = memory.clone()
+        track.answers.append(run_step(trial[key], name, pickle.loads(pickle.dumps(arguments))))
+        memory = memory if isinstance(track.answers[-1], Exception) else trial
+        track.steps.append((name, arguments))
+        track.states.append(describe(memory[key]))
+    return track
+
+
+def test_programs_of_threads_at_once_give_what_memory_gives(processes: Any) -> None:
+    last: list[Any] = []
+
+    @settings(OPTIONS, max_examples=-(-PROGRAMS // 10))
+    @given(st.data())
+    def run(data: Any) -> None:
+        pick = Pick(data.draw)
+        suffix, options = FORMATS[pick.one(FORMATS)]
+        start = make_start(pick)
+        memory = TensorDict({f"t{i}": start.clone() for i in range(len(THREADS))}, start.batch_size)
+        tracks = [draw_track(pick, memory, key) for key in memory.keys()]
+        last[:] = [suffix, options, start, *(track.steps for track in tracks)]
+        with tempfile.TemporaryDirectory(dir=FAST) as folder:
+            path = f"{folder}/x.{suffix}"
+            live = create(memory, path, options, pick.one(["written", "opened"]))
+            pairs = zip(THREADS, tracks, strict=True)
+            counts = [thread.submit(track.run, live) for thread, track in pairs]
+            expected = {t.key: t.states[n.result()] for t, n in zip(tracks, counts, strict=True)}
+            assert {key: describe(live[key]) for key in expected} == expected
+            assert {key: processes[0].ask("load", path, key) for key in expected} == expected
+
+    try:
+        seed(SEED)(run)()
+    finally:
+        print(*last, sep="\n")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_threads_write_their_rows_and_keys(name: str, tmp_path: Any, processes: Any) -> None:
     memory = TensorDict({"a": torch.zeros(6, 2), "n": {"b": torch.zeros(6, dtype=torch.int64)}}, [6])
     suffix, options = FORMATS[name]
     path = f"{tmp_path}/x.{suffix}"
     live = create(memory, path, options, "written")
-    errors: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            for i in range(4):
-                live["a"][2 * number : 2 * number + 2] = number + i
-                live["n", "b"][2 * number] = i
-                live[f"k{number}"] = torch.full((6,), i)
-                live["n", f"k{number}"] = torch.full((6, i + 1), float(i))
-                if i % 2:
-                    live.rename_key_(f"k{number}", f"r{number}")
-        except BaseException as error:
-            errors.append(error)
+        for i in range(4):
+            live["a"][2 * number : 2 * number + 2] = number + i
+            live["n", "b"][2 * number] = i
+            live[f"k{number}"] = torch.full((6,), i)
+            live["n", f"k{number}"] = torch.full((6, i + 1), float(i))
+            if i % 2:
+                live.rename_key_(f"k{number}", f"r{number}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    for done in [thread.submit(work, number) for number, thread in enumerate(THREADS)]:
+        done.result()
     memory["a"] = torch.tensor([3.0, 3, 4, 4, 5, 5])[:, None].expand(6, 2)
     memory["n", "b"] = torch.tensor([3, 0, 3, 0, 3, 0])
     for number in range(3):
