@@ -112,6 +112,11 @@ def change_moved_level(td: Any) -> None:
     leaf.fill_(8)
 
 
+def rename_smaller_level(td: Any) -> None:
+    td["n"].batch_size = []
+    td.rename_key_("n", "k").batch_size = td.batch_size
+
+
 def flatten_and_undo(td: Any) -> None:
     with td.select("a", "b", ("n", "q"), "n", inplace=True).flatten_keys("/", inplace=True) as flat:
         flat["n/q"].add_(1)
@@ -127,6 +132,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "rename_above_itself": lambda td: td.rename_key_(("n", "s", "t"), "n"),
     "rename_to_taken_key": lambda td: td.rename_key_("a", "b").rename_key_(("n", "s"), "rows"),
     "rename_in_turn": rename_in_turn,
+    "rename_smaller_level": rename_smaller_level,
     "rename_stack": lambda td: td.rename_key_("rows", ("n", "rows")),
     "swap_leaves": swap_leaves,
     "swap_leaves_of_one_form": swap_leaves_of_one_form,
@@ -142,6 +148,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "update_mixed": lambda td: td.update(
         {"a": torch.ones(3), "b": torch.ones(3, 2), "n": {"q": torch.zeros(3), "new": td["a"] + 1}}
     ),
+    "update_new_level": lambda td: td.update({("k", "a"): torch.ones(3), ("k", "b"): torch.zeros(3)}),
     "update_in_place": lambda td: td.update({"a": torch.ones(3), "new": torch.ones(3, 1)}, inplace=True),
     "update_at_index": lambda td: td.__setitem__(1, TensorDict({"a": 9.0, "fresh": torch.ones(2)})),
     "setdefault": lambda td: td.setdefault(("k", "l"), torch.ones(3)),
@@ -276,6 +283,7 @@ VIEW_WRITES: dict[str, Callable[[Any], object]] = {
         {"a": torch.ones(3), "b": torch.ones(3, 4), "k": {"l": torch.ones(3)}}
     ),
     "swap": lambda view: view.update({"a": view["b"], "b": view["a"]}),
+    "update_new_level": lambda view: view.update({("k", "a"): torch.ones(3), ("k", "b"): torch.zeros(3)}),
     "update_in_place": lambda view: view.update_({"a": torch.ones(3)}),
     "delete": lambda view: view.del_("n"),
     "pop": lambda view: view.set("z", view.pop("n")),

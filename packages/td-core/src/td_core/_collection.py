@@ -192,6 +192,9 @@ class Core(ABC):
 
     def _add_child(self, key: str, value: Core) -> Child:
         """Store a checked node under a free key. Return the stored entry: another thread may have set the key first."""
+        held = self._children().get(key)
+        if held is not None:
+            return held
         self._set_child(key, value)
         return value
 

@@ -358,8 +358,7 @@ class _Linked:
         super()._set_child(key, value)  # type: ignore[misc]
 
     def _add_child(self, key: str, value: Any) -> Any:
-        self._set_child(key, value)
-        return value
+        return TensorDictBase._add_child(self, key, value)  # type: ignore[arg-type]
 
     def _set_children(self, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
