@@ -428,6 +428,10 @@ def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...]) -> None
     if old == new:
         return
     check_unlocked(parent, f"rename {show_path(old)}")
+    if len(old) == len(new) == 1:  # the entry fits its level, and keeps its batch size
+        node._set_child(new[0], entry)
+        node._del_child(old[0])
+        return
     if new[: len(old)] == old:
         # The old key is a prefix of the new one, so remove the entry before its new parent is created.
         try:

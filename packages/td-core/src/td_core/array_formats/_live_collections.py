@@ -213,8 +213,12 @@ class LiveCollection(TensorDictBase):
 
     @batch_size.setter
     def batch_size(self, batch_size: Any) -> None:
+        size = as_batch_size(batch_size)
         with self._edit_together():
-            self._change_batch_size(as_batch_size(batch_size))
+            if size == self._size[: len(size)]:
+                self._set_batch_size(size)
+            else:
+                self._change_batch_size(size)
 
     @property
     def device(self) -> torch.device | None:
