@@ -29,6 +29,7 @@ from td_core import (
 )
 from td_hdf5 import DatasetSource, _dataset_source, save
 from td_hdf5 import open as open_h5
+from td_hdf5._h5_files import StoreFile
 
 OPTIONS = pytest.mark.parametrize(
     "options", [{}, {"chunks": 2, "compression": "gzip"}], ids=["contiguous", "chunks"]
@@ -241,6 +242,16 @@ def test_threads_write_and_read_their_rows(options: Any, path: Path) -> None:
         thread.join()
     assert errors == []
     assert load(path)["b"][:8].tolist() == [i + 9 for i in range(8)]
+
+
+def test_second_mapping_leaves_the_descriptor_of_the_first_open(path: Path) -> None:
+    save(TensorDict({"a": torch.zeros(4)}), path)
+    file = StoreFile.at(path)
+    file.map(32, shared=False)
+    watched = file._map_fd  # a thread may be about to ask for its status
+    file.map(32, shared=True)
+    file.map(file.map(32, shared=True).nbytes(), shared=False)
+    assert os.path.samestat(os.fstat(watched), os.stat(path))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

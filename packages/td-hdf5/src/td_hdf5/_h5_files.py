@@ -474,7 +474,8 @@ class StoreFile:
                 try:
                     self._compare(fd)
                     known = self._maps[shared] = map_file(fd, shared=shared)
-                    self._map_fd, fd = max(fd, self._map_fd), min(fd, self._map_fd)
+                    if self._map_fd < 0:  # kept, since threads look at it without the lock
+                        self._map_fd, fd = fd, -1
                 finally:
                     if fd >= 0:
                         os.close(fd)
