@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -122,11 +123,18 @@ LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 
 class Import(NamedTuple):
-    """One import statement: the dotted name it reads, its line, and whether it runs inside a function."""
+    """One import: the dotted name it reads, its line, and how it is spelled."""
 
     target: str
     line: int
-    local: bool
+    #: Whether it runs inside a function.
+    local: bool = False
+    #: Whether it is a string, which a function imports later.
+    by_string: bool = False
+
+
+#: What a string that names a module of the project looks like.
+MODULE_NAME = re.compile(r"\.+[A-Za-z_][\w.]*|td_\w+(\.\w+)*\._\w+(\.\w+)*")
 
 
 @functools.cache
@@ -143,17 +151,25 @@ def modules(package: str) -> dict[str, Path]:
 ALL_MODULES = [(package, name) for package in sorted(SOURCES) for name in modules(package)]
 
 
-def imports(package: str, name: str) -> Iterator[Import]:
-    """Yield the imports of packages of the project in a module, except those under TYPE_CHECKING."""
-    path = modules(package)[name]
+@functools.cache
+def imports(package: str, name: str) -> list[Import]:
+    """List the imports of packages of the project in a module, those for types and those by strings included."""
+    return list(read_imports(modules(package)[name], package, name))
+
+
+def read_imports(path: Path, package: str, name: str) -> Iterator[Import]:
+    """Yield the imports in a file."""
     here = [package, *name.split(".")] if name != "__init__" else [package]
     if path.name != "__init__.py":
         here = here[:-1]
     todo: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
     while todo:
         node, local = todo.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-            todo.extend((child, local) for child in node.orelse)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if MODULE_NAME.fullmatch(node.value):
+                level = len(node.value) - len(node.value.lstrip("."))
+                prefix = here[: len(here) - level + 1] if level else []
+                yield Import(".".join([*prefix, node.value.lstrip(".")]), node.lineno, by_string=True)
             continue
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -225,8 +241,7 @@ def test_core_module_imports_no_later_layer(name: str) -> None:
 @pytest.mark.parametrize("package", sorted(SOURCES))
 def test_imports_have_no_cycle(package: str) -> None:
     graph = {
-        name: {own_module(package, found.target) for found in imports(package, name) if not found.local}
-        - {None, name}
+        name: {own_module(package, found.target) for found in imports(package, name)} - {None, name}
         for name in modules(package)
     }
     assert cycle(graph) == []

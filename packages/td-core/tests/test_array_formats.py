@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import CodecError, Encoded, FormatError, TensorDict, lazy_stack
+from td_core import CodecError, FormatError, TensorDict, lazy_stack
 from td_core.array_formats import (
     ArrayPlan,
     build_collection,
@@ -20,7 +20,7 @@ from td_core.array_formats import (
     restore,
     view_mapped,
 )
-from td_core.spi import STORABLE
+from td_core.spi import STORABLE, load_table, select_keys
 
 NATIVE = {torch.float32, torch.float16, torch.int64, torch.uint8, torch.uint16}
 
@@ -38,8 +38,8 @@ def read_back(plan: ArrayPlan, keys: Any = None) -> Any:
         stored[name] = torch.stack(parts) if array.dim == 0 else parts[0]
         assert tuple(stored[name].shape) == array.shape
         assert stored[name].nbytes == array.nbytes
-    table = Encoded.of_header(json.loads(json.dumps(plan.header)), "data.bin")
-    return build_collection(table.select_keys(keys, "data.bin"), "data.bin", stored.__getitem__)
+    table = load_table(json.loads(json.dumps(plan.header)), "data.bin")
+    return build_collection(select_keys(table, keys, "data.bin"), "data.bin", stored.__getitem__)
 
 
 DTYPES = [

@@ -21,6 +21,7 @@ from td_core import (
     encode,
     lazy_stack,
 )
+from td_core.spi import decode_table, describe_table, dump_table, load_table, select_keys
 
 
 def make_member(i: int) -> TensorDict:
@@ -41,10 +42,10 @@ def make_tree() -> TensorDict:
 def read_back(tree: Any, keys: Any = None, **options: Any) -> tuple[Any, list[Any]]:
     """Encode a tree, pass its header through JSON, and decode the selected keys. Return also the places that were read."""
     encoded = encode(tree)
-    header = json.loads(json.dumps(encoded.make_header(list(range(len(encoded.leaves))))))
-    table = Encoded.of_header(header, "x.bin").select_keys(keys, "x.bin")
+    header = json.loads(json.dumps(dump_table(encoded, list(range(len(encoded.leaves))))))
+    table = select_keys(load_table(header, "x.bin"), keys, "x.bin")
     leaves = [encoded.leaves[place] for place in table.leaves]
-    return table.build(leaves, "x.bin", **options), table.leaves
+    return decode_table(table, leaves, "x.bin", **options), table.leaves
 
 
 @pytest.mark.parametrize(
@@ -91,10 +92,10 @@ def test_select_missing_key_raises(keys: Any) -> None:
 def test_select_keys_of_shared_node() -> None:
     node = TensorDict({"a": 1, "b": 2})
     encoded = encode(TensorDict({"x": node, "y": {"n": node}}), shared=True)
-    table = Encoded.of_header(encoded.make_header(["0", "1"]), "x.bin")
-    assert table.select_keys(["x", "y"], "x.bin").leaves == ["0", "1"]
-    selected = table.select_keys([("y", "n", "a"), ("x", "b"), ("x", "a")], "x.bin")
-    found = selected.build([encoded.leaves[int(place)] for place in selected.leaves], "x.bin")
+    table = load_table(dump_table(encoded, ["0", "1"]), "x.bin")
+    assert select_keys(table, ["x", "y"], "x.bin").leaves == ["0", "1"]
+    selected = select_keys(table, [("y", "n", "a"), ("x", "b"), ("x", "a")], "x.bin")
+    found = decode_table(selected, [encoded.leaves[int(place)] for place in selected.leaves], "x.bin")
     assert found.to_dict() == {"y": {"n": {"a": 1}}, "x": {"b": 2, "a": 1}}
 
 
@@ -110,7 +111,7 @@ def test_select_keys_of_many_shared_members_ends() -> None:
             "values": [],
         }
     )
-    assert len(Encoded(rows, ["0"], []).select_keys("a", "x.bin").nodes) == 61
+    assert len(select_keys(Encoded(rows, ["0"], []), "a", "x.bin").nodes) == 61
 
 
 @pytest.mark.parametrize("depth", [13, 60, 20_000])
@@ -122,10 +123,10 @@ def test_read_header_of_too_many_nodes_raises(depth: int, monkeypatch: pytest.Mo
     with pytest.raises(
         FormatError, match=f"x.bin: its header describes more than {most} nodes.*TD_MAX_NODES"
     ):
-        Encoded.of_header(header, "x.bin")
+        load_table(header, "x.bin")
     if depth == 13:
         monkeypatch.setenv("TD_MAX_NODES", "20000")
-        assert len(list(Encoded.of_header(header, "x.bin").build([], "x.bin").keys(True))) == 2**14 - 2
+        assert len(list(decode_table(load_table(header, "x.bin"), [], "x.bin").keys(True))) == 2**14 - 2
 
 
 def test_leaf_paths_without_members_are_keys() -> None:
@@ -250,7 +251,7 @@ def test_build_node_with_impossible_metadata_raises(kind: str, meta: Any) -> Non
     with pytest.raises(
         FormatError, match=f"x.bin: key 'n', of the kind '{kind}' cannot be put together|x.bin: a lazy stack"
     ):
-        Encoded.of_header(header, "x.bin").build([], "x.bin")
+        decode_table(load_table(header, "x.bin"), [], "x.bin")
 
 
 @pytest.mark.parametrize(("size", "dim"), [([0], 0), ([0, 1 << 40], 0), ([3, 0], 1)])
@@ -262,31 +263,30 @@ def test_build_empty_stack_keeps_its_batch_size(size: list[int], dim: int) -> No
         "members": [],
         "values": [],
     }
-    found = Encoded.of_header({"version": 1, "nodes": [row], "leaves": [], "values": []}, "x.bin").build(
-        [], "x.bin"
-    )
+    table = load_table({"version": 1, "nodes": [row], "leaves": [], "values": []}, "x.bin")
+    found = decode_table(table, [], "x.bin")
     assert (found.batch_size, found.stack_dim) == (torch.Size(size), dim)
 
 
 @pytest.mark.parametrize(("change", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_load_damaged_header_raises(change: Callable[[Any], Any], message: str) -> None:
     encoded = encode(make_tree())
-    header = json.loads(json.dumps(encoded.make_header(list(range(8)))))
+    header = json.loads(json.dumps(dump_table(encoded, list(range(8)))))
     with pytest.raises(FormatError, match=f"^x.bin: .*{message}"):
-        Encoded.of_header(change(header), "x.bin")
+        load_table(change(header), "x.bin")
 
 
 def test_decode_contradicting_leaf_raises_with_place() -> None:
-    table = Encoded.of_header(encode(TensorDict({"a": torch.zeros(3)}, [3])).make_header(["0"]), "x.bin")
+    table = load_table(dump_table(encode(TensorDict({"a": torch.zeros(3)}, [3])), ["0"]), "x.bin")
     with pytest.raises(FormatError, match="^x.bin: .*'a'"):
-        table.build([torch.zeros(2)], "x.bin")
+        decode_table(table, [torch.zeros(2)], "x.bin")
     table.nodes[0]["values"], table.values = [["v", 0]], [["x", {"nonsense": 1}]]
     with pytest.raises(FormatError, match="^x.bin: the values of its header are damaged"):
-        table.build([torch.zeros(3)], "x.bin")
+        decode_table(table, [torch.zeros(3)], "x.bin")
 
 
 def test_decode_undefined_class_needs_strict_false() -> None:
-    header = encode(TensorDict({"p": {"x": 1}})).make_header(["0"])
+    header = dump_table(encode(TensorDict({"p": {"x": 1}})), ["0"])
     header["nodes"].append(header["nodes"][1])
     header["nodes"][1] = {
         "kind": "no.where:P",
@@ -295,10 +295,10 @@ def test_decode_undefined_class_needs_strict_false() -> None:
         "members": [["_tensordict", 2]],
         "values": [],
     }
-    table = Encoded.of_header(header, "x.bin")
+    table = load_table(header, "x.bin")
     with pytest.raises(FormatError, match=r"^x.bin: .*'p'.*no.where:P.*import the module.*strict=False"):
-        table.build([torch.tensor(1)], "x.bin")
-    assert table.build([torch.tensor(1)], "x.bin", strict=False).to_dict() == {"p": {"x": 1}}
+        decode_table(table, [torch.tensor(1)], "x.bin")
+    assert decode_table(table, [torch.tensor(1)], "x.bin", strict=False).to_dict() == {"p": {"x": 1}}
 
 
 def test_dump_value_without_form_raises_with_key() -> None:
@@ -306,13 +306,13 @@ def test_dump_value_without_form_raises_with_key() -> None:
     encoded.values.append(object())
     encoded.nodes[2]["values"] = [["v", 0]]
     with pytest.raises(CodecError, match=r"^cannot save key \('n', 'm', 'v'\): "):
-        encoded.make_header(["0"])
+        dump_table(encoded, ["0"])
 
 
 def test_describe_table_adds_sizes() -> None:
     encoded = encode(make_tree())
-    table = Encoded.of_header(encoded.make_header(list(range(8))), "x.bin")
-    tree = table.describe("x.bin", lambda key, place: Tree(key, "leaf", [2], nbytes=10 + place))
+    table = load_table(dump_table(encoded, list(range(8))), "x.bin")
+    tree = describe_table(table, "x.bin", lambda key, place: Tree(key, "leaf", [2], nbytes=10 + place))
     assert tree.nbytes == 10 * 8 + sum(range(8))
     assert [*tree.children] == ["z", "n", "s", "p"]
     assert [*tree.children["s"].children["1"].children] == ["a", "m"]

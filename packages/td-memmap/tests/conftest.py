@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict, _regular_files, _temporary_files
-from td_core._collection import Core
 from td_core._lazy_stack import LazyStackedTensorDict
+from td_core._node import Core
 from td_core.errors import FormatError
 from td_core.testing import assert_same
 from td_memmap import MemoryMappedTensor, _fs

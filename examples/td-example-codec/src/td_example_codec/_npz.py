@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from td_core import Encoded, Serializer, TensorCollection, encode
+from td_core import Serializer, TensorCollection, encode
 from td_core.errors import CodecError, FormatError
-from td_core.spi import STORABLE, NewFile, as_bytes
+from td_core.spi import STORABLE, NewFile, as_bytes, decode_table, dump_table, load_table
 
 HEADER = "td-example-codec.json"
 
@@ -43,7 +43,7 @@ class NpzSerializer(Serializer):
         places = [[str(leaf.dtype), list(leaf.shape)] for leaf in encoded.leaves]
         # Store bytes, since numpy lacks some dtypes of torch.
         arrays = {str(i): as_bytes(leaf.cpu()).numpy() for i, leaf in enumerate(encoded.leaves)}
-        arrays[HEADER] = np.frombuffer(json.dumps(encoded.make_header(places)).encode(), np.uint8)
+        arrays[HEADER] = np.frombuffer(json.dumps(dump_table(encoded, places)).encode(), np.uint8)
         with NewFile(path) as file, open(file.fd, "wb", closefd=False) as stream:
             (np.savez_compressed if compress else np.savez)(stream, **arrays)
             stream.flush()
@@ -62,11 +62,11 @@ class NpzSerializer(Serializer):
         """
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                table = Encoded.of_header(json.loads(arrays[HEADER].tobytes()), str(path))
+                table = load_table(json.loads(arrays[HEADER].tobytes()), str(path))
                 leaves = [_leaf(arrays[str(i)], *place) for i, place in enumerate(table.leaves)]
         except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, RuntimeError) as error:
             raise FormatError(f"{str(path)!r} is damaged, or no .npz file of this format: {error}") from error
-        loaded = table.build(leaves, str(path))
+        loaded = decode_table(table, leaves, str(path))
         return loaded if device is None else loaded.to(device)
 
     def detect(self, path: Path, head: bytes) -> bool:

@@ -12,7 +12,8 @@ import typing as _typing
 from ._collector import pause_collector as _pause_collector
 
 with _pause_collector():
-    from . import _core_kinds, _lazy_pytree, _mapped_dims, kinds, pickles  # noqa: F401  register core's node kinds and pytrees
+    # These register core's node kinds and pytrees.
+    from . import _core_kinds, _first_class_dims, _lazy_pytree, _mapped_dims, kinds, pickles  # noqa: F401
     from ._base import TensorCollection, TensorDictBase, count_as_mapping, is_tensor_collection
     from ._class_methods import make_classmethod
     from ._coerce import Coercer

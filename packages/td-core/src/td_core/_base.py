@@ -6,8 +6,9 @@ from collections.abc import MutableMapping
 from types import FunctionType, GenericAlias
 from typing import Any
 
-from ._collection import Core
+from ._collection import Defaults
 from ._convert import ConversionMixin
+from ._node import Core
 from ._ops.apply import ApplyMixin
 from ._ops.casting import CastingMixin
 from ._ops.elements import ElementMixin
@@ -52,7 +53,7 @@ class TensorCollection(
     PickleMixin,
     SaveMixin,
     SiblingMethods,
-    Core,
+    Defaults,
 ):
     """Base of every collection: tensors under keys that share their leading dims.
 

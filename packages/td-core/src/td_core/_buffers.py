@@ -219,6 +219,14 @@ def index_leaves(node: Any, plan: Any) -> object:
     return STORED[0].index_together(node, plan) if STORED and not plan.is_view else node._transform(plan)
 
 
+def list_row_blocks(count: int, leaves: list[Tensor]) -> list[range]:
+    """Return consecutive ranges of ``count`` rows, which end where a chunk of every stored leaf with chunks ends."""
+    if not STORED:
+        return [range(count)] if count else []
+    blocks: list[range] = STORED[0].find_row_blocks(count, leaves)
+    return blocks
+
+
 def has_memory(leaf: Tensor) -> bool:
     """Return True if a dense tensor has memory or is a fake tensor; False for a subclass that only wraps other tensors."""
     if type(leaf) in PLAIN or not leaf.numel():

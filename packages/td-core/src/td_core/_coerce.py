@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ._arrays import as_tensor
-from ._collection import Child, Core, get_lead, make_dense, show_path
+from ._collection import get_lead, show_path
 from ._dim_names import lift_names
 from ._keys import unravel_key_to_tuple
+from ._node import Child, Core, make_dense
 from ._public_names import set_module
 from ._type_names import NamedTypes, find_imported, is_type_name
 from ._walks import expand
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
-
-if TYPE_CHECKING:
-    from ._tensordict import TensorDict
 
 GetContent = Callable[[object], "Mapping[Any, Any] | None"]
 
@@ -323,12 +321,12 @@ def build_nested(
     path: tuple[str, ...] = (),
     get_content: GetContent | None = None,
     seen: set[int] | None = None,
-) -> TensorDict:
+) -> Core:
     """Build a TensorDict from a nested mapping. Every node gets this batch size and device."""
     # Values for which ``get_content`` returns items become nodes; by default, dicts do. ``seen`` has the ids of those above.
     entries: dict[str, Child] = {}
     root = make_dense(entries, batch_size, device)
-    todo: list[tuple[Mapping[Any, Any], TensorDict, dict[str, Child], tuple[str, ...]]] = [
+    todo: list[tuple[Mapping[Any, Any], Core, dict[str, Child], tuple[str, ...]]] = [
         (source, root, entries, path)
     ]
     if not torch.compiler.is_compiling():  # torch.compile cannot trace id() before torch 2.13
@@ -385,7 +383,7 @@ def build_nested(
 
 
 def _fill_levels(
-    levels: list[tuple[Mapping[Any, Any], TensorDict, dict[str, Child], tuple[str, ...]]],
+    levels: list[tuple[Mapping[Any, Any], Core, dict[str, Child], tuple[str, ...]]],
     batch_size: torch.Size,
     device: torch.device | None,
     get_content: GetContent | None,
@@ -393,7 +391,7 @@ def _fill_levels(
 ) -> None:
     """Fill the entries of levels that :func:`build_nested` has not reached yet."""
     for mapping, _, entries, path in levels:
-        entries.update(build_nested(mapping, batch_size, device, path, get_content, seen)._dict)
+        entries.update(build_nested(mapping, batch_size, device, path, get_content, seen)._children())
 
 
 def _has_cycle(value: object, get_content: GetContent | None) -> bool:

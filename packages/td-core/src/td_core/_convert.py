@@ -16,9 +16,10 @@ from typing_extensions import Self
 from . import _from_python as source
 from ._class_methods import make_classmethod
 from ._coerce import coerce
-from ._collection import Child, Core, convert_level, copy_leaf, get_all_entries, make_dense, show_path
+from ._collection import show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
+from ._node import Child, Core, convert_level, copy_leaf, get_all_entries, make_dense
 from ._walks import has_entries, map_levels
 from ._writes.check import describe_leaf, rephrase_error
 from .errors import DepthError

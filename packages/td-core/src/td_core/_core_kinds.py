@@ -7,25 +7,21 @@ Additional keys, which tensordict ignores, start with an underscore.
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ._coerce import COERCERS, Coercer
-from ._collection import Core, show_path
+from ._base import TensorCollection
+from ._collection import show_path
 from ._dim_names import check_names, inherit_names
 from ._lazy_stack import LazyStackedTensorDict
+from ._node import Core
 from ._nodes import KINDS, NodeKind
 from ._params import TensorDictParams, get_roles, set_roles
 from ._plans import as_batch_size
-from ._public_names import LazyFunction
 from ._records import Layout, Record
 from ._tensordict import TensorDict
 from .errors import BatchSizeError, FormatError
-
-if TYPE_CHECKING:
-    from ._base import TensorCollection
 
 _NONE = type(None)
 
@@ -270,6 +266,3 @@ for _kind in (
     ),
 ):
     KINDS.add(_kind)
-
-_as_entry = LazyFunction("td_core", "._first_class_dims", "as_entry")
-COERCERS.add(Coercer(("functorch.dim.Tensor",), lambda value, batch_size, device: _as_entry(value)))

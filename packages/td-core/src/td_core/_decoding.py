@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from ._collection import Core, show_path
+from ._collection import show_path
 from ._devices import fix_decoded_devices
+from ._node import Core
 from ._nodes import KINDS, Encoded, NodeKind, Row, find_subclass, get_key_path, user_class
 from ._records import Record
 from .errors import FormatError, MissingPluginError, StructureError
 
-if TYPE_CHECKING:
-    from ._base import TensorCollection
 
-
-def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = False) -> TensorCollection:
+def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = False) -> Any:
     """Decode a tree; the inverse of :func:`encode`.
 
     Args:
@@ -40,7 +38,7 @@ def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = F
 
 def decode_all(
     encoded: Encoded, made: Mapping[int, Core] | None = None, named: type | None = None
-) -> list[TensorCollection]:
+) -> list[Core]:
     """Decode all nodes except those in ``made``, by position. ``named`` replaces a class of the root that was moved."""
     _check_encoded(encoded)
     nodes: list[Any] = [None] * len(encoded.nodes)
@@ -90,7 +88,7 @@ def _check_encoded(encoded: Encoded) -> None:
         )
 
 
-def _read_record(encoded: Encoded, nodes: list[TensorCollection], position: int) -> Record:
+def _read_record(encoded: Encoded, nodes: list[Core], position: int) -> Record:
     """Return the record of a node, whose children in ``nodes`` are decoded; raise FormatError for a damaged row."""
     row = encoded.nodes[position]
     try:
@@ -178,7 +176,7 @@ def _check_row(row: Row, groups: list[dict[str, object]]) -> None:
             raise ValueError(f"a place in its {name} is negative")
 
 
-def _later(nodes: list[TensorCollection], ref: int, position: int) -> TensorCollection:
+def _later(nodes: list[Core], ref: int, position: int) -> Core:
     if not position < ref < len(nodes):
         raise ValueError(f"child {ref} of node {position}")
     return nodes[ref]

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ._buffers import has_memory
-from ._collection import Core
 from ._dtypes import SHORT_NAMES
 from ._inspection import show_size
 from ._mapping_views import list_foreign
 from ._nested_components import get_parts
+from ._node import Core
 from ._nodes import encode
 from ._ops.shared_memory import group_overlapping
 from ._public_names import set_module

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._collection import Core, CoreT
+from ._node import Core, CoreT
 from ._walks import expand, list_nested, walk
 from .typing import DeviceType
-
-if TYPE_CHECKING:
-    from ._nodes import Row
-
 
 _IS_CPU = attrgetter("is_cpu")
 
@@ -51,7 +47,7 @@ def set_device_labels(node: Core, device: torch.device | None) -> None:
         level._set_device(device)
 
 
-def fix_decoded_devices(result: CoreT, nodes: Iterable[Row], leaves: Iterable[Tensor]) -> CoreT:
+def fix_decoded_devices(result: CoreT, nodes: Iterable[dict[str, Any]], leaves: Iterable[Tensor]) -> CoreT:
     """Correct the device labels of a decoded collection, which came from encoded ``nodes`` and ``leaves``."""
     labels = {node["meta"].get("device") for node in nodes} - {None}
     if labels and (labels != {"cpu"} or not all(map(_IS_CPU, leaves))):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._node import Child, Core
 from ._walks import list_nested, visit, walk
 from .errors import DimNamesError, StructureError
 from .typing import Names
-
-if TYPE_CHECKING:
-    from ._collection import Child, Core
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:

@@ -5,8 +5,7 @@ The header is JSON: ``{"version": 1, "nodes": rows, "leaves": list(places), "val
 name of an array. A pair is the result of ``split_value``.
 
 A table that is read from a header has places as ``leaves`` and pairs as ``values``. A format selects keys, reads the leaves
-of the places that remain, and calls :meth:`Encoded.build`. The methods of ``Encoded`` call the functions of this module,
-which is imported at their first use.
+of the places that remain, and calls :func:`decode_table`.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from . import kinds
 from ._collection import show_path
 from ._decoding import decode
 from ._header_limits import get_most_nodes, refuse_nodes
 from ._inspection import Tree
 from ._keys import unravel_key_to_tuple
-from ._nodes import Encoded, Row, sort_topologically
+from ._nodes import KINDS, Encoded, Row, sort_topologically
 from ._value_codec import join, split
 from .errors import CodecError, FormatError, KeyPathError, MissingPluginError, TensorDictError
 from .typing import NestedKey
@@ -33,7 +31,14 @@ VERSION = 1
 
 
 def dump_table(encoded: Encoded, places: Sequence[object]) -> dict[str, Any]:
-    """Implement :meth:`Encoded.make_header`."""
+    """Return a header for JSON, with a *place* for each leaf: where the format has stored it, such as the name of an array.
+
+    Raises:
+        CodecError: a value cannot be stored without pickle; the message has its key path.
+
+    >>> dump_table(encode(TensorDict({"a": 1})), ["array 0"])["leaves"]
+    ['array 0']
+    """
     pairs: list[list[object]] = []
     for value in encoded.values:
         try:
@@ -60,7 +65,15 @@ def _find_value(encoded: Encoded, position: int) -> tuple[str, ...]:
 
 
 def load_table(header: Any, where: str) -> Encoded:
-    """Implement :meth:`Encoded.of_header`."""
+    """Return the table of a header that :func:`dump_table` returned, with places as leaves; messages begin with ``where``.
+
+    Raises:
+        FormatError: the header is damaged, or of a later version.
+
+    >>> load_table({"version": 2}, "data.bin")
+    Traceback (most recent call last):
+    td_core.errors.FormatError: data.bin: the td header has the version 2; expected 1: upgrade the package of this format
+    """
     version = header.get("version") if isinstance(header, dict) else header
     if type(version) is not int or version != VERSION:
         raise FormatError(
@@ -75,7 +88,7 @@ def load_table(header: Any, where: str) -> Encoded:
 
 
 def check_table(encoded: Encoded, where: str) -> None:
-    """Implement :meth:`Encoded.check_rows`."""
+    """Raise FormatError for rows that are malformed, or refer to nodes or leaves that the table does not have."""
     rows = encoded.nodes
     if not rows:
         raise FormatError(f"{where}: its header has no nodes; expected at least one node")
@@ -119,7 +132,17 @@ def _count_nodes(rows: Sequence[Row], most: int) -> int:
 
 
 def select_keys(encoded: Encoded, keys: Iterable[NestedKey] | NestedKey | None, where: str) -> Encoded:
-    """Implement :meth:`Encoded.select_keys`."""
+    """Return a table with some keys, what is below them, and the nodes above them. Names of members are not a part of keys.
+
+    Entries are in the order of the keys, as ``TensorDict.select`` returns them. None selects everything.
+
+    Raises:
+        KeyPathError: a key does not exist; the message begins with ``where``.
+
+    >>> header = dump_table(encode(TensorDict({"a": 1, "n": {"b": 2, "c": 3}})), ["0", "1", "2"])
+    >>> select_keys(load_table(header, "data.bin"), ["a", ("n", "c")], "data.bin").leaves
+    ['0', '2']
+    """
     if keys is None:
         return encoded
     chosen = [keys] if isinstance(keys, (str, tuple)) else keys
@@ -186,7 +209,7 @@ class _Selection:
     def _select_headers(self, result: list[Row], origins: list[int]) -> None:
         """Let kinds adapt the headers of their nodes to the leaves that are selected."""
         for position, row in enumerate(result):
-            kind = kinds.find(row["kind"])
+            kind = KINDS.get(row["kind"])
             if kind is not None and kind.select is not None:
                 paths = (_list_leaf_keys(self.rows, origins[position]), _list_leaf_keys(result, position))
                 row["meta"] = kind.select(row["meta"], *paths)
@@ -243,12 +266,23 @@ def _renumber(encoded: Encoded, rows: list[Row]) -> Encoded:
 
 def has_leaf_kind(row: Row) -> bool:
     """Return True if a row is of a kind that users see as one leaf."""
-    kind = kinds.find(row["kind"])
+    kind = KINDS.get(row["kind"])
     return kind is not None and kind.is_leaf
 
 
 def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: bool = True) -> object:
-    """Implement :meth:`Encoded.build`."""
+    """Build the collection of a table from :func:`load_table`, with the leaves of its places.
+
+    With ``strict`` False, a tensorclass that is not defined becomes the collection that it holds.
+
+    Raises:
+        FormatError: the table does not describe a collection, or contradicts the leaves; the message begins with ``where``.
+
+    >>> header = dump_table(encode(TensorDict({"a": 1, "s": {"b": 2}})), ["x", "y"])
+    >>> table = select_keys(load_table(header, "data.bin"), "s", "data.bin")
+    >>> decode_table(table, [torch.tensor(5)], "data.bin")["s", "b"]
+    tensor(5)
+    """
     try:
         values = [join(plain, types) for plain, types in encoded.values]
     except (TypeError, ValueError) as error:
@@ -270,13 +304,20 @@ def _without_undefined_classes(rows: list[Row]) -> list[Row]:
     undefined = False
     for position in range(len(rows) - 1, -1, -1):  # a child is replaced before its parent
         row = result[position]
-        if [name for name, _ in row["members"]] == ["_tensordict"] and kinds.find(row["kind"]) is None:
+        if [name for name, _ in row["members"]] == ["_tensordict"] and KINDS.get(row["kind"]) is None:
             undefined, result[position] = True, result[row["members"][0][1]]
     return result if undefined else rows
 
 
 def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, object], Tree]) -> Tree:
-    """Implement :meth:`Encoded.describe`."""
+    """Return the tree of a table from :func:`load_table`; ``describe_leaf`` takes the key and the place of a leaf.
+
+    >>> from td_core import Tree
+    >>> table = load_table(dump_table(encode(TensorDict({"a": [1, 2]})), ["array 0"]), "data.bin")
+    >>> print(describe_table(table, "data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16, place=place)))
+    data.bin: TensorDict [], 16 bytes
+        a: leaf [2] torch.int64, 16 bytes
+    """
     trees = [_describe_node(row, encoded.values) for row in encoded.nodes]
     trees[0].name = name
     for row, tree in zip(reversed(encoded.nodes), reversed(trees)):  # children before their parents

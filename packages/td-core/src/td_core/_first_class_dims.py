@@ -15,8 +15,10 @@ from torch import Tensor
 
 from ._base import TensorCollection
 from ._buffers import as_memory
-from ._collection import LEAF_KINDS, Child, Core, leaf_node_mismatch_error
-from ._indexing import IndexPlan
+from ._coerce import COERCERS, Coercer
+from ._collection import leaf_node_mismatch_error
+from ._indexing import ITEM_PLANS, IndexPlan
+from ._node import LEAF_KINDS, Child, Core
 from ._nodes import KINDS, NodeKind
 from ._plan_steps import Along, Shape, Step, Whole
 from ._plans import ShapePlan
@@ -54,6 +56,14 @@ class DimTensor(Tensor):
         # Any function without special meaning runs under vmap over the dims.
         called = func if func in _WITH_DIMS else lambda *args, **kwargs: func(*args, **kwargs)
         return pytree.tree_map(wrap, _get_class().__torch_function__(called, (), args, kwargs))
+
+
+def _is_dim(item: Any) -> bool:
+    """Return True for a first-class dim, or a tensor of which all dims are first-class."""
+    module = sys.modules.get("functorch.dim")
+    return module is not None and (
+        isinstance(item, module.Dim) or (isinstance(item, module.Tensor) and not item.ndim)
+    )
 
 
 def _get_class() -> Any:
@@ -215,3 +225,6 @@ def _refuse(node: object) -> Any:
 #: Only a description, which nothing reads back, takes such a node apart.
 _LAYOUTS = {"description": Layout(lambda node: Record.of(node, {"data": node._leaf}), _refuse)}
 KINDS.add(NodeKind("td_core.DimEntry", DimEntry, _refuse, _refuse, _LAYOUTS, is_leaf=True))
+
+ITEM_PLANS.append((_is_dim, DimPlan))
+COERCERS.add(Coercer(("functorch.dim.Tensor",), lambda value, batch_size, device: as_entry(value)))

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ._coerce import COERCERS, build_nested, coerce, get_struct_fields
-from ._collection import Core, get_all_entries, make_dense
 from ._devices import as_device
 from ._dim_names import check_names
 from ._dtypes import as_dtype
+from ._node import Core, get_all_entries, make_dense
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
 from ._plans import as_batch_size
 from ._saving import create
@@ -25,10 +25,6 @@ from ._serializers import DEFAULT_FORMAT, SERIALIZERS
 from ._walks import has_entries, visit
 from .errors import BatchSizeError, StructureError
 from .typing import BatchSize, DeviceType, DtypeLike, NestedKey
-
-if TYPE_CHECKING:
-    from ._base import TensorCollection
-    from ._tensordict import TensorDict
 
 __all__ = [
     "from_any", "from_dict", "from_list", "from_namedtuple", "from_pytree", "from_schema",
@@ -276,7 +272,7 @@ def fromkeys(keys: Iterable[NestedKey], value: object = 0) -> Any:
     >>> fromkeys(["a", ("b", "c")])
     TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[]}})
     """
-    result = make_dense({}, torch.Size())
+    result: Any = make_dense({}, torch.Size())
     for key in keys:
         result.set(key, value)
     return result
@@ -314,7 +310,7 @@ def from_schema(
     if stored:
         SERIALIZERS.get(storage)
     size = as_batch_size(batch_size)
-    result = make_dense({}, size, None if device is None else as_device(device))
+    result: Any = make_dense({}, size, None if device is None else as_device(device))
     for key, entry in schema.items():
         try:
             shape, dtype = entry
@@ -399,7 +395,7 @@ def from_pytree(
 def _tree_content(pytree: object) -> dict[str, object]:
     root: dict[str, object] = {}
 
-    def fill(tree: TensorCollection, out: dict[str, object]) -> Iterator[tuple[Any, dict[str, object]]]:
+    def fill(tree: Core, out: dict[str, object]) -> Iterator[tuple[Any, dict[str, object]]]:
         out[PYTREE_TYPE] = type(tree)
         entries: Iterable[tuple[object, object]]
         below: dict[str, object]
@@ -444,7 +440,7 @@ def _build(
     auto_batch_size: bool,
     batch_dims: int | None,
     own: BatchSize | None = None,
-) -> TensorDict:
+) -> Core:
     """Build a collection from nested content. ``own`` is the batch size if the caller specifies none."""
     _check_one_given(batch_size, batch_dims)
     inferred = batch_size is None and (auto_batch_size or batch_dims is not None)

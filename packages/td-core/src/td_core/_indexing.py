@@ -8,7 +8,6 @@ lists and bools count as advanced indices. If those are not adjacent, their dims
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from operator import index as as_int
 from operator import itemgetter
@@ -23,12 +22,10 @@ from ._dtypes import POSITIONS, ROWS
 from ._foreach import PLAIN
 from ._plan_steps import Along, Permute, Range, Reshape, Shape, Step, Take, Whole, check_range, remove_size
 from ._plans import REPEATING, ShapePlan, broadcast_shape, cache_plans, slice_length
-from ._public_names import LazyFunction
 from ._torch_private import functorch_level, plain_results
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
-_make_dim_plan = LazyFunction("td_core", "._first_class_dims", "DimPlan")
 _MASKS = tuple(dtype for dtype, row in ROWS.items() if row.indexing == "mask")
 #: Dtypes that positions in an array, but not in a tensor, can have.
 _ARRAYS = tuple(dtype for dtype, row in ROWS.items() if row.array)
@@ -289,7 +286,7 @@ def _plan_items(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> Index
                 continue
         else:
             if not isinstance(item, (Tensor, int, torch.SymInt)):
-                make_plan = _make_dim_plan
+                make_plan = _find_item_plan(item) or IndexPlan
             elif not isinstance(item, Tensor) and not -batch_size[n] <= item < batch_size[n]:
                 raise CollectionIndexError(
                     f"index {item} is out of bounds for batch dim {n} of size {batch_size[n]} "
@@ -314,6 +311,9 @@ def _plan_items(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> Index
 
 
 _plan_again = cache_plans(_plan_items)
+
+#: For items of other packages in an index: a function that returns True for such an item, and the class of the plan.
+ITEM_PLANS: list[tuple[Callable[[object], bool], type[IndexPlan]]] = []
 
 
 def _parse(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
@@ -369,7 +369,7 @@ def _convert(item: Any) -> object:
         return item
     elif isinstance(item, (list, tuple, range, np.ndarray)):
         return _convert_sequence(item)
-    elif _is_first_class(item):
+    elif _find_item_plan(item) is not None:
         return item
     else:
         try:
@@ -382,12 +382,9 @@ def _convert(item: Any) -> object:
     return _check_dtype(tensor)
 
 
-def _is_first_class(item: Any) -> bool:
-    """Return True for a first-class dim of torch, or a tensor of which all dims are first-class."""
-    module = sys.modules.get("functorch.dim")
-    return module is not None and (
-        isinstance(item, module.Dim) or (isinstance(item, module.Tensor) and not item.ndim)
-    )
+def _find_item_plan(item: object) -> type[IndexPlan] | None:
+    """Return the class of plans for an index with an item of another package, or None."""
+    return next((plan for is_item, plan in ITEM_PLANS if is_item(item)), None)
 
 
 def _convert_sequence(item: Any) -> object:

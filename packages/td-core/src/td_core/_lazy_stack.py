@@ -14,32 +14,24 @@ import torch
 from torch import Tensor
 
 from ._base import TensorDictBase
-from ._collection import (
-    Child,
-    Core,
-    add_nested,
-    check_keys,
-    make_dense,
-    register_lazy_stack,
-    show_path,
-    unwrap_entry,
-)
+from ._collection import add_nested, check_keys, show_path, unwrap_entry
 from ._devices import as_device
 from ._dim_names import check_tails, name_stack_dim, names_of_stack, refuse_repeated, set_batch_size
 from ._dtypes import ScalarBeside, as_scalar
 from ._element_plans import Where
 from ._from_python import from_list
 from ._lazy_stack_ops import LazyStackOps
+from ._lazy_stack_writes import Part, check_new_members, split_for_members, unbind_members
 from ._locking import check_no_entry, check_unlocked
 from ._mapping_views import StackedEntries
+from ._node import Child, Core, make_dense, register_lazy_stack
 from ._ops.entries import NOT_GIVEN, get_default, parse_get_options
-from ._ops.uneven import make_empty_like, transform_uneven, uneven_index
 from ._plan_steps import Along, remove_size
 from ._plans import MultiPlan, ShapePlan, as_batch_size
 from ._ragged import MISSING, convert_form, find_holders, get_member_entry, make_ragged_error
 from ._shape_plans import stack_plan
+from ._uneven import make_empty_like, transform_uneven, uneven_index
 from ._walks import visit
-from ._writes.members import check_new_members, split_for_members, unbind_members
 from ._writes.run import Transaction
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
@@ -383,6 +375,9 @@ class LazyStackedTensorDict(LazyStackOps):
         if self._hook_in is not None:
             value = self._hook_in(value)
         return list(zip(self._members, unbind_members(value, self._stack_dim)))
+
+    def _split_write(self, index: object, value: object) -> Iterator[Part]:
+        return split_for_members(self, index, value)
 
     def _del_child(self, key: str) -> None:
         holders = find_holders(self, (key,))

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from ._base import TensorDictBase
 from ._coerce import coerce
-from ._collection import Child, Core, make_lazy_stack, show_path
+from ._collection import show_path
+from ._lazy_stack_writes import Part, split_for_members
 from ._locking import check_unlocked
+from ._node import Child, Core, make_lazy_stack
 from ._ops.shape import Replacement
 from ._plan_steps import remove_size
 from ._ragged import list_distinct_members
 from ._repr import PrintedMembers, PrintedNode, merge_fields
 from ._walks import has_entries, list_holders, map_levels
-from ._writes.members import Part, split_for_members
 from ._writes.run import Transaction
 from ._writes.update import Update
 from .errors import BatchSizeError, StructureError

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._collection import Core
+from ._node import Core
 from ._walks import list_holders, walk
 from .errors import LockedError, UnsupportedOperationError
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._collection import Core
 from ._foreach import PLAIN
 from ._mapped_names import get_names_after, get_names_before
+from ._node import Core
 from ._pytree import has_leaves, resize_empty
 from ._torch_private import add_batch_dim, get_mapped_dim, wrap_vmap
 from ._torch_private import pytree as torch_pytree

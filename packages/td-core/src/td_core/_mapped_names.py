@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._collection import Core
+from ._node import Core
 from ._torch_private import functorch_level, get_mapped_dim, unmap
 from .typing import Names
 

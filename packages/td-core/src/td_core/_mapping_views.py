@@ -13,9 +13,10 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from ._collection import LEAF_KINDS, Child, Core, unwrap_entry
+from ._collection import unwrap_entry
 from ._foreach import PLAIN
 from ._keys import unravel_key, unravel_key_to_tuple
+from ._node import LEAF_KINDS, Child, Core
 from .errors import StructureError
 
 IsLeaf = Callable[[type], bool]

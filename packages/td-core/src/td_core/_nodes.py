@@ -12,26 +12,23 @@ import contextlib
 import copyreg
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ._buffers import as_memory
-from ._collection import Core, show_path
-from ._public_names import LazyFunction, set_module
+from ._collection import show_path
+from ._node import Core
+from ._public_names import set_module
 from ._records import Layout, Record
 from ._walks import expand
 from .errors import PluginError, StructureError, TensorDictError
-from .typing import NestedKey
-
-if TYPE_CHECKING:
-    from ._inspection import Tree
 
 #: One row of the table of an encoded tree, described in :class:`Encoded`; JSON can store it.
 Row = dict[str, Any]
@@ -39,13 +36,6 @@ Row = dict[str, Any]
 __all__ = [
     "KINDS", "Encoded", "NodeKind", "NodeKinds", "encode", "sort_topologically",
 ]  # fmt: skip
-
-_check_table = LazyFunction("td_core", "._encoded_tables", "check_table")
-_decode_table = LazyFunction("td_core", "._encoded_tables", "decode_table")
-_describe_table = LazyFunction("td_core", "._encoded_tables", "describe_table")
-_dump_table = LazyFunction("td_core", "._encoded_tables", "dump_table")
-_load_table = LazyFunction("td_core", "._encoded_tables", "load_table")
-_select_keys = LazyFunction("td_core", "._encoded_tables", "select_keys")
 
 
 @set_module("td_core")
@@ -326,78 +316,6 @@ class Encoded:
         ([('0', 'a'), ('1', 'a')], [('a',), ('a',)])
         """
         return self._list_paths(members)[1]
-
-    @classmethod
-    def of_header(cls, header: object, where: str) -> Encoded:
-        """Return the table of a header that :meth:`make_header` returned, with places as leaves; messages begin with ``where``.
-
-        Raises:
-            FormatError: the header is damaged, or of a later version.
-
-        >>> Encoded.of_header({"version": 2}, "data.bin")
-        Traceback (most recent call last):
-        td_core.errors.FormatError: data.bin: the td header has the version 2; expected 1: upgrade the package of this format
-        """
-        table: Encoded = _load_table(header, where)
-        return table
-
-    def make_header(self, places: Sequence[object]) -> dict[str, Any]:
-        """Return a header for JSON, with a *place* for each leaf: where the format has stored it, such as the name of an array.
-
-        Raises:
-            CodecError: a value cannot be stored without pickle; the message has its key path.
-
-        >>> encode(TensorDict({"a": 1})).make_header(["array 0"])["leaves"]
-        ['array 0']
-        """
-        header: dict[str, object] = _dump_table(self, places)
-        return header
-
-    def check_rows(self, where: str) -> None:
-        """Raise FormatError for rows that are malformed, or refer to nodes or leaves that the table does not have."""
-        _check_table(self, where)
-
-    def select_keys(self, keys: Iterable[NestedKey] | NestedKey | None, where: str) -> Encoded:
-        """Return a table with some keys, what is below them, and the nodes above them. Names of members are not a part of keys.
-
-        Entries are in the order of the keys, as ``TensorDict.select`` returns them. None selects everything.
-
-        Raises:
-            KeyPathError: a key does not exist; the message begins with ``where``.
-
-        >>> header = encode(TensorDict({"a": 1, "n": {"b": 2, "c": 3}})).make_header(["0", "1", "2"])
-        >>> Encoded.of_header(header, "data.bin").select_keys(["a", ("n", "c")], "data.bin").leaves
-        ['0', '2']
-        """
-        table: Encoded = _select_keys(self, keys, where)
-        return table
-
-    def build(self, leaves: list[Any], where: str, *, strict: bool = True) -> Any:
-        """Build the collection of a table from :meth:`of_header`, with the leaves of its places.
-
-        With ``strict`` False, a tensorclass that is not defined becomes the collection that it holds.
-
-        Raises:
-            FormatError: the table does not describe a collection, or contradicts the leaves; the message begins with ``where``.
-
-        >>> header = encode(TensorDict({"a": 1, "s": {"b": 2}})).make_header(["x", "y"])
-        >>> table = Encoded.of_header(header, "data.bin").select_keys("s", "data.bin")
-        >>> table.build([torch.tensor(5)], "data.bin")["s", "b"]
-        tensor(5)
-        """
-        return _decode_table(self, leaves, where, strict=strict)
-
-    def describe(self, name: str, describe_leaf: Callable[[str, Any], Tree]) -> Tree:
-        """Return the tree of a table from :meth:`of_header`; ``describe_leaf`` takes the key and the place of a leaf.
-
-        >>> from td_core import Tree
-        >>> table = Encoded.of_header(encode(TensorDict({"a": [1, 2]})).make_header(["array 0"]), "data.bin")
-        >>> print(table.describe("data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16, place=place)))
-        data.bin: TensorDict [], 16 bytes
-            a: leaf [2] torch.int64, 16 bytes
-        """
-        tree: Tree = _describe_table(self, name, describe_leaf)
-        return tree
 
     def _list_paths(self, members: bool) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         nodes: list[tuple[str, ...]] = [()] * len(self.nodes)

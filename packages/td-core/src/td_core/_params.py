@@ -18,19 +18,12 @@ from torch import Tensor, nn
 
 from ._base import TensorDictBase
 from ._coerce import build_nested
-from ._collection import (
-    Child,
-    Core,
-    EntrySchema,
-    concurrent_change_error,
-    copy_leaf,
-    has_lazy_stack,
-    show_path,
-)
+from ._collection import has_lazy_stack, show_path
 from ._devices import fix_device_metadata
 from ._dim_names import set_batch_size
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import check_unlocked
+from ._node import Child, Core, EntrySchema, concurrent_change_error, copy_leaf
 from ._ops.device_moves import write_moved_back
 from ._ops.modules import register_params
 from ._ops.shape import Replacement

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ._buffers import Leaves
-from ._collection import Core, add_key_note
+from ._collection import add_key_note
 from ._decoding import decode, decode_all
 from ._devices import fix_decoded_devices
 from ._foreach import PLAIN
 from ._nested_components import JaggedParts, get_parts
+from ._node import Core
 from ._nodes import KINDS, Encoded, encode, get_key_path
 from ._public_names import set_module
 from ._storage_backends import get_backends

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._collection import Core, get_tree_children, show_path
+from ._collection import get_tree_children, show_path
 from ._dim_names import inherit_names, set_batch_size
 from ._foreach import PLAIN
 from ._mapped_names import get_names_after, get_names_before
+from ._node import Core
 from ._nodes import KINDS, NodeKind
 from ._ragged import get_display_shape
 from ._records import Record

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ._collection import Child, Core, check_no_hidden_keys, concurrent_change_error, show_path
+from ._collection import show_path
 from ._foreach import PLAIN
 from ._keys import unravel_key_to_tuple
+from ._node import Child, Core, check_no_hidden_keys, concurrent_change_error
 from ._torch_private import functorch_level
 from ._walks import has_entries, list_holders
 from .errors import StructureError

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._collection import Child, Core
 from ._dim_names import check_names
+from ._node import Child, Core
 from ._plans import as_batch_size
 from ._public_names import set_module
 from .typing import Names

@@ -9,29 +9,25 @@ import html
 import reprlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ._buffers import is_stored
-from ._collection import Child, Core, make_dense, unwrap_entry
+from ._collection import unwrap_entry
+from ._description import Description, describe
 from ._dtypes import SHORT_NAMES
-from ._public_names import LazyFunction
+from ._inspection import show_size
+from ._node import Child, Core, make_dense
 from ._pytree import leaves_below
 from ._ragged import get_display_shape, merge_shapes
 from ._settings import SETTINGS
 from ._walks import expand, has_entries
 from .errors import StructureError
 
-if TYPE_CHECKING:
-    from ._base import TensorCollection
-    from ._description import Description
-
 _WIDTH = 80
-_describe = LazyFunction("td_core", "._description", "describe")
-show_size = LazyFunction("td_core", "._inspection", "show_size")
 
 #: Printed for a declared field without an entry; such fields come last, in order of declaration.
 ABSENT = "None"
@@ -130,8 +126,7 @@ class ReprMixin(Core):
         layer.bias    f32    [2]     8 bytes   14.3%  cpu
         tied          f32    [2, 3]  24 bytes  42.9%  cpu     shared with layer.weight
         """
-        description: Description = _describe(self)
-        return description
+        return describe(self)
 
     def _ipython_key_completions_(self: Core) -> list[object]:
         """Return the keys that IPython and notebooks offer after ``data["``."""
@@ -334,7 +329,7 @@ def _render(root: Any, pieces_of: Callable[..., list[object]]) -> str:
     return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-def _long(node: TensorCollection, indent: int, options: dict[str, object]) -> list[object]:
+def _long(node: Core, indent: int, options: dict[str, object]) -> list[object]:
     pad = " " * (indent + 4)
     fields, stack, is_declared, _ = node._print_node()
     fields = _sort_fields(fields, options)

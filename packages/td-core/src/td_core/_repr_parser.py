@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ._collection import make_dense
 from ._dtypes import NAMES, SHORT_NAMES
-
-if TYPE_CHECKING:
-    from ._tensordict import TensorDict
+from ._node import make_dense
 
 __all__ = ["parse_tensor_dict_string"]
 
@@ -35,7 +32,7 @@ _NEXT = re.compile(r"\s*,\s*")
 _DTYPES = {short: dtype for dtype, short in SHORT_NAMES.items()}
 
 
-def parse_tensor_dict_string(s: str) -> TensorDict:
+def parse_tensor_dict_string(s: str) -> Any:
     """Build a TensorDict of zeros with the structure of a printed collection.
 
     Args:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from ._buffers import as_memory, is_stored
-from ._collection import Core
+from ._buffers import as_memory, is_stored, list_row_blocks
+from ._inspection import Report, Tree
 from ._locations import Location, as_location, check_mode, show_location
+from ._node import Core
 from ._nodes import as_named
-from ._public_names import LazyFunction
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
 from .errors import BatchSizeError, CodecError, WorkerError
 from .plugins.declarations import shows, takes
@@ -24,11 +24,7 @@ from .typing import NestedKey
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ._inspection import Report, Tree
-
 SelfT = TypeVar("SelfT", bound="SaveMixin")
-
-_find_row_blocks = LazyFunction("td_core", "._stored_blocks", "find_row_blocks")
 
 
 def save(data: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
@@ -326,8 +322,7 @@ class SaveMixin(Core):
         """
         if not self.batch_size:
             raise BatchSizeError("a collection without batch dims has no rows: give it a batch size first")
-        blocks: list[range] = _find_row_blocks(self.batch_size[0], self._leaves())
-        return blocks
+        return list_row_blocks(self.batch_size[0], self._leaves())
 
     def load_(self, prefix: Location, *args: object, format: str | None = None, **kwargs: object) -> Self:
         """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
-from ._collection import Core
 from ._locations import Location, can_use_location, has_suffix, read_head, show_location
+from ._node import Core
 from ._nodes import as_named
 from .errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ._collection import Core
+from ._node import Core
 
 NodeT = TypeVar("NodeT", bound=Core)
 

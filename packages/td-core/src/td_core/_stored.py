@@ -20,6 +20,7 @@ from ._buffers import STORED
 from ._coerce import WRAPPED
 from ._locations import check_mode
 from ._public_names import set_module
+from ._stored_blocks import find_row_blocks as find_row_blocks
 from ._stored_modes import WRAPPERS, RefusingSource, unwrap
 from ._stored_requests import (
     Request,

@@ -17,20 +17,7 @@ from torch import Tensor
 from ._base import TensorDictBase
 from ._buffers import STORED, index_leaves
 from ._coerce import WRAPPED, build_nested
-from ._collection import (
-    Child,
-    Core,
-    Walked,
-    check_same_leaves,
-    concurrent_change_error,
-    copy_leaf,
-    get_all_entries,
-    get_entry,
-    leaf_node_mismatch_error,
-    register_dense,
-    replace_leaves,
-    unwrap_entry,
-)
+from ._collection import check_same_leaves, get_entry, leaf_node_mismatch_error, unwrap_entry
 from ._devices import as_device
 from ._dim_names import check_names, resize_names, take_names
 from ._dtypes import ScalarBeside
@@ -39,6 +26,16 @@ from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._locking import check_no_entry
 from ._nested_components import apply_to_components
+from ._node import (
+    Child,
+    Core,
+    Walked,
+    concurrent_change_error,
+    copy_leaf,
+    get_all_entries,
+    register_dense,
+    replace_leaves,
+)
 from ._ops.entries import coerce_for, get_default, show_entry
 from ._ops.join_levels import check_even, join_components, join_nodes, zip_entries
 from ._plans import MultiPlan, ShapePlan, as_batch_size

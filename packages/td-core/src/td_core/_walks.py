@@ -7,17 +7,14 @@ None for the root. ``get_path`` converts it to a key path, for an error or a res
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ._base import TensorCollection
-    from ._collection import Core
+from ._node import Core
 
 T = TypeVar("T")
-Node: TypeAlias = "Core"
 Position = tuple[Any, str] | None
 
 
@@ -53,7 +50,7 @@ def visit(step: Callable[..., Iterable[tuple[object, ...]]], *start: object) -> 
         pass
 
 
-def walk(*nodes: Node) -> Iterator[Node]:
+def walk(*nodes: Core) -> Iterator[Core]:
     """Iterate over nodes and all nodes below them, parents first. Below a lazy stack are its members.
 
     >>> len(list(walk(TensorDict({"a": 1, "n": {"b": 2}}))))
@@ -62,12 +59,12 @@ def walk(*nodes: Node) -> Iterator[Node]:
     return expand(nodes, list_nested)
 
 
-def list_nested(node: Node) -> list[Node]:
+def list_nested(node: Core) -> list[Core]:
     """Return the nodes directly below: the members of a lazy stack, the entries of any other node that are not leaves."""
     return [child for child in node._tree_children() if not isinstance(child, Tensor)]
 
 
-def list_state_nodes(value: Node) -> list[Node]:
+def list_state_nodes(value: Core) -> list[Core]:
     """List a collection and all nodes below it; a wrapper is replaced by the node that holds its entries."""
     results = [value._inner()]
     for node in results:
@@ -75,14 +72,14 @@ def list_state_nodes(value: Node) -> list[Node]:
     return results
 
 
-def has_common_node(first: list[Node], second: list[Node]) -> bool:
+def has_common_node(first: list[Core], second: list[Core]) -> bool:
     """Return True if a node is in both lists."""
     if torch.compiler.is_compiling():  # torch.compile cannot trace id() of a node
         return any(a is b for a in first for b in second)
     return not {*map(id, first)}.isdisjoint(map(id, second))
 
 
-def has_entries(child: Any) -> TypeGuard[TensorCollection]:
+def has_entries(child: Any) -> TypeGuard[Core]:
     """Return True if an entry is a node of entries: neither a leaf nor a value node."""
     try:
         return not isinstance(child, Tensor) and not child._is_value
@@ -90,14 +87,14 @@ def has_entries(child: Any) -> TypeGuard[TensorCollection]:
         return False
 
 
-def list_holders(node: Node) -> list[Node]:
+def list_holders(node: Core) -> list[Core]:
     """Return the nodes that hold the entries: the node itself; for a lazy stack its members, or theirs if they are stacks."""
     return [holder for (holder,) in node._zip_members()]
 
 
-def walk_levels(root: Node) -> Iterator[tuple[Node, Position, dict[str, Any]]]:
+def walk_levels(root: Core) -> Iterator[tuple[Core, Position, dict[str, Any]]]:
     """Iterate over nodes with their positions and a copy of their entries; one that is removed from the copy is not visited."""
-    todo: list[tuple[Node, Position]] = [(root, None)]
+    todo: list[tuple[Core, Position]] = [(root, None)]
     while todo:
         node, position = todo.pop()
         entries = dict(node._children())
@@ -114,13 +111,13 @@ def get_path(position: Position, *keys: str) -> tuple[str, ...]:
     return (*reversed(parents), *keys)
 
 
-def zip_walk(*roots: Node) -> Iterator[tuple[Node, ...]]:
+def zip_walk(*roots: Core) -> Iterator[tuple[Core, ...]]:
     """Iterate over the nodes at the same key path of several trees, where all of them have a node of entries.
 
     Of lazy stacks, iterate over the members; another tree is then split along the stack dim of the first.
     """
 
-    def below(nodes: tuple[Node, ...]) -> Iterable[tuple[Node, ...]]:
+    def below(nodes: tuple[Core, ...]) -> Iterable[tuple[Core, ...]]:
         first, *others = nodes
         for key, child in dict(first._children()).items():
             if has_entries(child) and all(key in node._children() for node in others):
@@ -147,9 +144,9 @@ def map_levels(
     if by_member and root._members_and_dim() is not None:
         return root._map_members(lambda member: map_levels(member, fill, state, make, True))
     top: dict[Any, Any] = {}
-    node: TensorCollection = root
+    node: Core = root
     entries = top
-    levels: list[tuple[TensorCollection, dict[Any, Any], dict[Any, Any], Any, Any]] = []
+    levels: list[tuple[Core, dict[Any, Any], dict[Any, Any], Any, Any]] = []
     done = 0
     # Count by hand: torch.compile of torch 2.9 does not iterate over items that are appended in the loop.
     while True:

@@ -7,7 +7,7 @@ a list of operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from ._base import TensorCollection
 from ._class_methods import name_method
-from ._collection import Child, Core
+from ._node import Child, Core
 from ._ops.shape import Replacement
 from ._plans import MultiPlan, ShapePlan
 from .typing import BatchSize, Names
@@ -165,6 +165,10 @@ class Wrapper(TensorCollection):
 
     def _split_value(self, value: object) -> Sequence[tuple[Core, Any]]:
         return [(self._wrap_holder(member), part) for member, part in self._tensordict._split_value(value)]
+
+    def _split_write(self, index: object, value: object) -> Iterable[tuple[Core, object, object]]:
+        parts = self._tensordict._split_write(index, value)
+        return [(self._wrap_holder(member), *place) for member, *place in parts]
 
     def _split_update(
         self, plan: Any, source: Core, wanted: object, path: tuple[str, ...]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ._collection import Core
+from ._node import Core
 from ._nodes import KINDS, NodeKind, find_subclass, get_class_name
 from ._pytree import register_kind
 from ._records import Record

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 from ._arrays import as_tensor
 from ._buffers import as_bytes, is_stored
 from ._check_lines import add_check_line, compare_check_line, has_check_line
-from ._collection import LEAF_KINDS, EntrySchema, is_aliasing, make_dense, show_path
-from ._collection import Core as Node
+from ._collection import is_aliasing, show_path
 from ._devices import as_device, wait_for
 from ._dtypes import STORABLE, as_dtype
 from ._foreach import PLAIN
@@ -30,6 +29,8 @@ from ._keys import suggest_keys
 from ._locations import check_mode
 from ._locking import check_in_memory, check_unlocked, lock
 from ._nested_components import JaggedParts
+from ._node import LEAF_KINDS, EntrySchema
+from ._node import Core as Node
 from ._nodes import as_named, user_class
 from ._plans import MultiPlan, ShapePlan, as_batch_size
 from ._public_names import LazyFunction, lazy_names, set_module
@@ -59,12 +60,13 @@ __all__ = [
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
     "StorageBackend", "Switch", "Wrapper", "add_check_line", "allocate_file", "as_batch_size", "as_bytes", "as_device",
     "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format",
-    "check_unlocked", "compare_check_line", "copy_all", "count_users", "expand", "foreach_kernel", "guard_forms",
-    "has_check_line", "identify_file", "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names",
-    "lock", "make_dense", "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index",
-    "pytree", "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together",
-    "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
-    "without_torch_function",
+    "check_table", "check_unlocked", "compare_check_line", "copy_all", "count_users", "decode_table", "describe_table",
+    "dump_table", "expand", "foreach_kernel", "guard_forms", "has_check_line", "identify_file", "is_aliasing",
+    "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "make_dense",
+    "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index", "pytree",
+    "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together",
+    "select_keys", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit",
+    "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.
@@ -146,6 +148,27 @@ WRAPPING = {
 }
 
 
+# Lower modules see the common base of the kinds only.
+if TYPE_CHECKING:
+    from typing import Any
+
+    import torch
+
+    from ._tensordict import TensorDict
+    from .typing import Names
+
+    def make_dense(
+        children: dict[str, Any],
+        batch_size: torch.Size,
+        device: torch.device | None = None,
+        names: Names | None = None,
+        cls: type | None = None,
+    ) -> TensorDict:
+        """Build a TensorDict, or a node of a subclass, that holds the dict ``children`` itself, without checks."""
+        ...
+else:
+    from ._node import make_dense
+
 # For authors of formats. Imported at first use, since programs that do not save need none of it.
 if TYPE_CHECKING:
     from ._background import make_reporter as make_reporter
@@ -153,6 +176,12 @@ if TYPE_CHECKING:
     from ._background import run_parallel as run_parallel
     from ._checksums import Checksum as Checksum
     from ._command_line import run_command as run_command
+    from ._encoded_tables import check_table as check_table
+    from ._encoded_tables import decode_table as decode_table
+    from ._encoded_tables import describe_table as describe_table
+    from ._encoded_tables import dump_table as dump_table
+    from ._encoded_tables import load_table as load_table
+    from ._encoded_tables import select_keys as select_keys
     from ._file_identity import identify_file as identify_file
     from ._inspection import show_size as show_size
     from ._regular_files import check_regular as check_regular
@@ -167,6 +196,9 @@ else:
         {
             "td_core._background": ["make_reporter", "run_in_background", "run_parallel"],
             "td_core._command_line": ["run_command"],
+            "td_core._encoded_tables": [
+                "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",
+            ],
             "td_core._file_identity": ["identify_file"],
             "td_core._inspection": ["show_size"],
             "td_core._checksums": ["Checksum"],

@@ -63,7 +63,9 @@ def _consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorC
             checksum = _consolidated_file.hash_parts(layout.nbytes, _storage.payload(layout, encoded.leaves))
         trailer = _consolidated_file.make_trailer(self, encoded, layout, checksum)
     storage, pieces = _make_storage(encoded.leaves, layout, trailer, path, options)
-    result = decode(replace(encoded, leaves=_storage.join_pieces(layout, pieces, encoded.leaves)))
+    result: TensorCollection = decode(
+        replace(encoded, leaves=_storage.join_pieces(layout, pieces, encoded.leaves))
+    )
     if options.device is not None:
         set_devices(result, as_device(options.device))
     if options.inplace:

@@ -272,7 +272,7 @@ def rebuild_consolidated(
         (data,) = storage.tensors
         leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
         encoded = Encoded(nodes, leaves, values, classes, attributes or {})
-        result = decode(encoded, fix_devices=True)
+        result: TensorCollection = decode(encoded, fix_devices=True)
     else:
         # torch.load() calls this with untrusted data, so check all of it.
         (data,) = storage

@@ -9,7 +9,7 @@ from typing import Any
 from td_core import Encoded
 from td_core.array_formats import ArrayPlan, list_names, make_array_plan
 from td_core.errors import FormatError
-from td_core.spi import STORABLE
+from td_core.spi import STORABLE, load_table
 
 from ._datasets import NATIVE, Array, escape_key, list_arrays
 
@@ -114,7 +114,7 @@ def read_arrays(header: Any, path: str) -> tuple[Encoded, dict[str, Array]]:
     Raises:
         FormatError: the header is damaged, or of a later version.
     """
-    table = Encoded.of_header(header, path)
+    table = load_table(header, path)
     arrays: dict[str, Array] = {}
     try:
         for name, (dtype, shape) in header["arrays"].items():

@@ -15,7 +15,7 @@ import torch
 from td_core import Encoded, StoredTensor, TensorDict, kinds
 from td_core.array_formats import Change, LiveCollection, LiveStore, TableEdit, find_row, list_names
 from td_core.errors import UnsupportedOperationError
-from td_core.spi import Node, as_batch_size, as_named, set_module
+from td_core.spi import Node, as_batch_size, as_named, select_keys, set_module
 
 from ._dataset_source import DatasetSource
 from ._datasets import DatasetOptions, read_header, write_header
@@ -135,7 +135,7 @@ class _Store(LiveStore):
         """Open a collection with the stored entries of some key paths alone."""
         with self.file.use() as file:
             found = self.read(file)
-        return open_table(found, found.table.select_keys(list(paths), self.where), self.mode, self.device)
+        return open_table(found, select_keys(found.table, list(paths), self.where), self.mode, self.device)
 
 
 class _Plan:

@@ -30,7 +30,7 @@ from td_core.array_formats import (
     view_mapped,
 )
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, make_reporter, run_parallel
+from td_core.spi import check_mode, make_reporter, run_parallel, select_keys
 from td_core.typing import Progress
 
 from ._dataset_source import DatasetSource
@@ -241,7 +241,7 @@ def load(
             part = open_collection(path, mode="c", keys=keys, strict=strict)[rows].clone()
         return part if target is None else part.to(target)
     with open_save(path, strict=strict) as save:
-        table = save.table.select_keys(keys, save.path)
+        table = select_keys(save.table, keys, save.path)
         names = dict.fromkeys(name for place in table.leaves for name in list_names(place))
         if is_meta:
             arrays = {name: save.make_blank(name) for name in names}
@@ -330,7 +330,7 @@ def open_collection(
     """
     check_mode(mode)
     with open_save(path, strict=strict) as save:
-        table = save.table.select_keys(keys, save.path)
+        table = select_keys(save.table, keys, save.path)
         if mode == "r+":
             check_writable(save, table)
         result = open_table(save, table, mode, strict=strict)

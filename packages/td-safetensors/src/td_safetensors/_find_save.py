@@ -16,6 +16,7 @@ from torch import Tensor
 from td_core import Encoded
 from td_core.array_formats import Place, compute_check, list_names, map_file, view_mapped
 from td_core.errors import FormatError
+from td_core.spi import check_table, load_table
 
 from ._byte_ranges import LocalReader, RangeReader, RangeSource
 from ._files import open_for_reading, read_bytes
@@ -204,7 +205,7 @@ def _describe(path: str, arrays: Arrays, metadata: Mapping[str, str]) -> Save:
     hashes = None
     if "td" in metadata:
         header = _read_header(metadata, path)
-        table, hashes = Encoded.of_header(header, path), header.get("hashes")
+        table, hashes = load_table(header, path), header.get("hashes")
         check = compute_check((name, array.shape) for name, (_, array) in arrays.items())
         if header.get("check") != check:
             raise FormatError(
@@ -213,7 +214,7 @@ def _describe(path: str, arrays: Arrays, metadata: Mapping[str, str]) -> Save:
     elif "tensordict" in metadata:
         reference = parse_json(metadata["tensordict"], f"{path}: the tensordict header")
         table = read_reference(reference, path, {name: array for name, (_, array) in arrays.items()})
-        table.check_rows(path)
+        check_table(table, path)
     else:
         return Save(path, arrays, build_foreign_table({name: array for name, (_, array) in arrays.items()}))
     named = set()

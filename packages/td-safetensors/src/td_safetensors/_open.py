@@ -22,7 +22,7 @@ from td_core.array_formats import (
     restore,
 )
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, identify_file, set_module
+from td_core.spi import check_mode, identify_file, select_keys, set_module
 from td_core.typing import SourceIndex
 
 from ._byte_ranges import open_place
@@ -128,7 +128,7 @@ def open_collection(
     check_mode(mode)
     with open_save(path, storage_options) as save:
         open_array = save.make_opener()
-        table = save.table.select_keys(keys, save.path)
+        table = select_keys(save.table, keys, save.path)
         if mode == "r+":
             opened = _open_for_writing(save, table, strict).lock_()
             refuse_values(opened, save.path)

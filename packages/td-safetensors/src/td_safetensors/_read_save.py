@@ -14,7 +14,7 @@ from torch import Tensor
 from td_core import Encoded, NestedKey, TensorDict, decode, encode
 from td_core.array_formats import build_collection, build_leaves, list_names, read_into
 from td_core.errors import FormatError
-from td_core.spi import make_reporter, run_parallel
+from td_core.spi import make_reporter, run_parallel, select_keys
 from td_core.typing import Progress
 
 from ._byte_ranges import open_place
@@ -95,7 +95,7 @@ def _load(
     with open_save(path, storage_options) as save:
         if save.is_remote and strategy == "mmap":
             raise ValueError(f"{save.path} is a URL, which cannot be mapped: leave out strategy")
-        table = save.table.select_keys(keys, save.path)
+        table = select_keys(save.table, keys, save.path)
         reads = strategy == "read" or save.is_remote or (strategy == "auto" and is_on_network(save.path))
         if reads and not meta and (save.is_remote or rows is not None):
             result = _read_ranges(save, table, rows, strict, num_threads, progress)

@@ -12,6 +12,7 @@ from torch import Tensor
 from td_core import Encoded
 from td_core.array_formats import compute_check, list_names
 from td_core.errors import FormatError
+from td_core.spi import check_table, load_table
 
 from ._array_documents import (
     INCOMPLETE,
@@ -72,12 +73,12 @@ def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bo
         documents = list_documents(objects, root)
         infos = _read_arrays(objects, {k: v for k, v in documents.items() if v.get("node_type") == "array"})
         table = ForeignGroup(objects, documents, infos, allow_pickle, stack_values).build(attributes)
-        table.check_rows(objects.where)
+        check_table(table, objects.where)
         return GroupContent(objects, infos, table, False, False, LEVEL in attributes)
     header = attributes["td"]
     if isinstance(header, str):
         header = parse_json(header, f"{objects.where}: the td header")
-    table = Encoded.of_header(header, objects.where)
+    table = load_table(header, objects.where)
     names = list(dict.fromkeys(name for place in table.leaves for name in list_names(place)))
     arrays = _read_arrays(objects, find_documents(objects, root, names))
     check = compute_check((name, array.shape) for name, array in arrays.items())

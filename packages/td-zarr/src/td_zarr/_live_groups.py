@@ -21,7 +21,7 @@ from td_core.array_formats import (
     make_table_header,
 )
 from td_core.errors import FormatError
-from td_core.spi import Node, set_module
+from td_core.spi import Node, load_table, select_keys, set_module
 
 from ._array_documents import ChunkOptions, join_names
 from ._group_header import GroupContent, list_documents, read_group
@@ -120,7 +120,7 @@ class _LiveGroup(LiveStore):
                 self.objects.remove([name for name in item.arrays if name not in known])
                 write_entries(self.objects, item, set(documents))
                 documents = {**item.root["consolidated_metadata"]["metadata"], **documents}
-                edit.add(path, Encoded.of_header(item.plan.header, self.where), source)
+                edit.add(path, load_table(item.plan.header, self.where), source)
                 arrays.update(item.arrays)
         except BaseException:
             self.objects.remove(sorted(new, key=len, reverse=True))
@@ -153,7 +153,7 @@ class _LiveGroup(LiveStore):
     def open_entries(self, paths: Sequence[KeyPath]) -> Any:
         """Open a collection with the stored entries of some key paths alone."""
         group = read_group(self.objects)
-        table = group.table.select_keys(list(paths), group.where)
+        table = select_keys(group.table, list(paths), group.where)
         opener = Opener(group, table, self.mode, follows=True)
         return build_leaves(table, group.where, opener.open)
 

@@ -24,7 +24,7 @@ from td_core.array_formats import (
     restore,
 )
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, make_reporter, read_unreplaced, set_module
+from td_core.spi import check_mode, make_reporter, read_unreplaced, select_keys, set_module
 from td_core.typing import Progress
 
 from ._array_documents import ArrayInfo
@@ -112,7 +112,7 @@ def load(
 
     def read() -> Any:
         with open_group(location, storage_options, allow_pickle=allow_pickle) as group:
-            table = group.table.select_keys(keys, group.where)
+            table = select_keys(group.table, keys, group.where)
             if rows is None or is_meta:
                 reader = _make_reader(group, table, target, progress)
                 return build_collection(table, group.where, reader, target, strict=strict)
@@ -335,7 +335,7 @@ def open_with_content(
         with open_group(
             location, storage_options, allow_pickle=allow_pickle, stack_values=stack_values
         ) as group:
-            table = group.table.select_keys(keys, group.where)
+            table = select_keys(group.table, keys, group.where)
             if mode == "r+":
                 _check_writable(group, table)
             opener = Opener(group, table, mode, follows=follows)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from td_core import Encoded
 from td_core.array_formats import list_names
 from td_core.errors import FormatError
+from td_core.spi import load_table
 
 from ._array_documents import INCOMPLETE, get_attributes, parse_json
 from ._dim_labels import LEVEL, VALUE
@@ -49,7 +49,7 @@ def check_replaceable(objects: Objects) -> None:
 
 def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str]:
     """Yield the names of arrays, groups and files that are not those of a header."""
-    table = Encoded.of_header(
+    table = load_table(
         parse_json(header, objects.where) if isinstance(header, str) else header, objects.where
     )
     arrays = {name for place in table.leaves for name in list_names(place)}

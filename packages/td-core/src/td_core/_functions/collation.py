@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from .._collection import Core
 from .._keys import unravel_key_to_tuple
+from .._node import Core
 from .._ops.joining import maybe_dense_stack
 from .._ragged import pad_to
 from .._torch_private import default_collate_functions

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._buffers import as_memory, has_memory
-from .._collection import Core, check_same_form, show_path, unwrap_entry
+from .._collection import check_same_form, show_path, unwrap_entry
 from .._keys import unravel_key_to_tuple
 from .._nested_components import has_same_components
+from .._node import Core
 from .._ops.operands import pair_unset
 from .._torch_private import without_torch_function
 from .._walks import visit
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
-
-if TYPE_CHECKING:
-    from .._base import TensorCollection
 
 __all__ = ["assert_allclose_td", "assert_close"]
 
@@ -63,9 +61,7 @@ def assert_close(
             raise TypeError(f"assert_close compares collections; got {type(value).__name__}")
     check = partial(torch.testing.assert_close, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
-    def compare(
-        first: TensorCollection, second: Core, parent_path: tuple[str, ...]
-    ) -> Iterator[tuple[object, ...]]:
+    def compare(first: Core, second: Core, parent_path: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
         same_size = first.batch_size == second.batch_size
         for actual_node, expected_node in first._zip_members(second) if same_size else [(first, second)]:
             left, right = actual_node._children(), expected_node._children()

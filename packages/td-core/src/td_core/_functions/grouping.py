@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._collection import get_entry, missing_key_error
 from .._keys import unravel_key_to_tuple
+from .._node import Core
 from .._walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
-if TYPE_CHECKING:
-    from .._base import TensorCollection
-
 __all__ = ["group_by", "isin", "remove_duplicates"]
 
 
-def group_by(tensordict: TensorCollection, key: NestedKey) -> tuple[Tensor | list[Any], tuple[Any, ...]]:
+def group_by(tensordict: Core, key: NestedKey) -> tuple[Tensor | list[Any], tuple[Any, ...]]:
     """Group rows along the first batch dim by an entry; return the distinct values and the rows of each.
 
     Args:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .._coerce import COERCERS
-from .._collection import Core, show_path
+from .._collection import show_path
 from .._keys import unravel_key_to_tuple
+from .._node import Core
 from .._ops.joining import cat, lazy_stack, stack
 from .._ops.padding import get_largest_size, stack_padded
 from .._plan_steps import remove_size

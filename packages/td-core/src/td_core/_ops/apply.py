@@ -14,20 +14,12 @@ import torch
 from torch import Tensor
 
 from .._coerce import coerce
-from .._collection import (
-    LEAF_KINDS,
-    Child,
-    Core,
-    add_key_note,
-    leaf_node_mismatch_error,
-    missing_key_error,
-    replace_leaves,
-    show_path,
-)
+from .._collection import add_key_note, leaf_node_mismatch_error, missing_key_error, show_path
 from .._devices import as_device
 from .._dim_names import check_names
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
+from .._node import LEAF_KINDS, Child, Core, replace_leaves
 from .._plans import as_batch_size
 from .._walks import has_entries
 from .._writes.check import check_copied

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core, CoreT
 from .._dim_names import lift_names, set_batch_size
+from .._node import Core, CoreT
 from .._ragged import get_display_shape
 from .._walks import has_entries
 from ..errors import BatchSizeError

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core, CoreT, has_lazy_stack
+from .._collection import has_lazy_stack
 from .._dim_names import set_batch_size
 from .._dtypes import cast_for_promotion
 from .._element_plans import align_dims
 from .._foreach import PLAIN, expand_operands
+from .._node import Core, CoreT
 from .._plan_steps import Shape, remove_size
 from .._plans import broadcast_shape
 from .._ragged import get_display_shape

@@ -13,14 +13,10 @@ from torch.nn import Parameter
 from typing_extensions import Self
 
 from .._arrays import as_tensor
-from .._collection import (
-    Core,
-    call_once_per_leaf,
-    copy_leaf,
-    get_data,
-)
+from .._collection import call_once_per_leaf, get_data
 from .._devices import as_device, set_device_labels
 from .._dtypes import as_dtype
+from .._node import Core, copy_leaf
 from .._plan_steps import GatherMap, Shape
 from .._plans import WholePlan, as_ints
 from .._storage_backends import get_backends

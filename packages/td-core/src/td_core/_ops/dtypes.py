@@ -12,9 +12,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .._class_methods import name_method
-from .._collection import Core
 from .._dtypes import METHODS, NAMES, ROWS
 from .._foreach import PLAIN
+from .._node import Core
 from ..typing import NestedKey
 from .operands import run_each_leaf
 

@@ -10,14 +10,10 @@ from torch import Tensor, strided
 
 from .._coerce import build_nested, coerce
 from .._collection import (
-    Child,
-    Core,
-    CoreT,
     add_nested,
     check_cycle,
     get_entry,
     get_parent,
-    make_dense,
     missing_key_error,
     show_path,
     unwrap_entry,
@@ -33,19 +29,18 @@ from .._mapping_views import (
     LevelKeys,
     has_plain_entries,
 )
+from .._node import Child, Core, CoreT, make_dense
 from .._ragged import convert_form, find_holders, list_distinct_members
 from .._settings import SETTINGS
 from .._walks import has_entries, list_holders, visit
+from .._writes.rows import pair_rows
 from .._writes.update import write_entry
 from ..errors import DimNamesError, KeyPathError, KeyThroughLeafError, StructureError, TensorDictError
 from ..typing import NO_DEFAULT, NestedKey
 from .parameter_writes import write_unrecorded
-from .uneven import pair_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from .._base import TensorCollection
 
 
 NOT_GIVEN: object = object()
@@ -160,22 +155,21 @@ class EntryMixin(Core):
     ) -> None:
         """Check ``value``, then store it under ``key``; ``prefix`` is the key path of this node, for messages."""
         if type(key) is str:
-            node = self
             if self._locked:
                 check_unlocked(self, f"set {show_path((*prefix, key))}")
             if type(value) in (list, tuple) and _set_rows(self, (key,), value, prefix, non_blocking):
                 return
             entry = coerce_for(self, value, (*prefix, key), non_blocking)
             if isinstance(entry, Tensor):
-                node._set_child(key, entry)
+                self._set_child(key, entry)
                 return
-            check_cycle(node, entry, (*prefix, key))
-            node._set_child(key, entry)
+            check_cycle(self, entry, (*prefix, key))
+            self._set_child(key, entry)
             if entry._names is not None:
-                take_names(node, entry)
+                take_names(self, entry)
             return
         path = unravel_key_to_tuple(key)
-        node = self
+        node: Core = self
         above: list[Core] = []
         for depth, part in enumerate(path[:-1]):
             try:
@@ -536,7 +530,7 @@ def _set_rows(
     """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
     rows = pair_rows(node, value)
 
-    def check(member: TensorCollection, row: object) -> Iterator[tuple[object, ...]]:
+    def check(member: Core, row: object) -> Iterator[tuple[object, ...]]:
         check_unlocked(member, f"set {show_path(prefix + path)}")
         nested = pair_rows(member, row)
         if nested is None:

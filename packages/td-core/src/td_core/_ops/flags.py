@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import LEAF_KINDS, Core, make_dense, show_path
+from .._collection import show_path
 from .._foreach import Op
+from .._node import LEAF_KINDS, Core, make_dense
 from .._walks import has_entries, map_levels, zip_walk
 from ..errors import StructureError
 from .operands import CoreT, Operand, combine, compare_values, convert_values, run_each_leaf

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, Core, get_all_entries, make_dense
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._mapping_views import IsLeaf, is_leaf_or_value
+from .._node import Child, Core, get_all_entries, make_dense
 from .._walks import has_entries
 from ..errors import KeyTakenError
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import LEAF_KINDS, Core, check_same_form, show_path
+from .._collection import check_same_form, show_path
+from .._node import LEAF_KINDS, Core
 from .._walks import has_entries, visit
 from ..errors import KeyMismatchError, StructureError
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from .._collection import Child, check_same_keys, leaf_node_mismatch_error, show_path
+from .._collection import check_same_keys, leaf_node_mismatch_error, show_path
 from .._nested_components import cat_components
+from .._node import Child
 from .._plans import ShapePlan
 from .._ragged import get_display_shape
 from .._shape_plans import Join

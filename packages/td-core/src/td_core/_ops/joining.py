@@ -16,18 +16,16 @@ from typing_extensions import Self
 
 from .._class_methods import make_classmethod
 from .._collection import (
-    Child,
-    Core,
     add_key_note,
     check_same_form,
     get_entry,
     get_parent,
-    identity,
     leaf_node_mismatch_error,
     show_path,
 )
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
+from .._node import Child, Core, identity
 from .._plans import wrap_dim
 from .._ragged import convert_form
 from .._shape_plans import Join, cat_plan, stack_plan

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, Core, make_dense, missing_key_error, show_path
+from .._collection import missing_key_error, show_path
 from .._keys import unravel_key_to_tuple
+from .._node import Child, Core, make_dense
 from .._ragged import find_holders
 from .._walks import Position, get_path, map_levels, visit
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
-
-if TYPE_CHECKING:
-    from .._tensordict import TensorDict
 
 KeyTree = dict[str, Any]
 
@@ -116,7 +114,7 @@ def _fill_requested(
             yield key, child, (below, strict, (position, key))
 
 
-def _make_plain_root(root: Core, node: Core, children: dict[str, Child]) -> Core | TensorDict:
+def _make_plain_root(root: Core, node: Core, children: dict[str, Child]) -> Core:
     if node is root:
         return make_dense(children, root.batch_size, root.device, root._names)
     return node._with_children(children)

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from .._buffers import is_stored
 from .._collection import (
-    Child,
-    Core,
     get_parent,
     get_tree_children,
     has_lazy_stack,
-    make_dense,
     missing_key_error,
     show_path,
     unwrap_entry,
@@ -25,6 +22,7 @@ from .._dim_names import check_names, check_tails
 from .._keys import unravel_key_to_tuple
 from .._locking import check_no_entry
 from .._nested_components import get_parts
+from .._node import Child, Core, make_dense
 from .._plans import wrap_dim
 from .._ragged import get_display_shape, list_distinct_members
 from .._walks import expand, has_entries, list_holders, list_nested, walk
@@ -35,8 +33,6 @@ from .key_trees import filter_entries
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from .._tensordict import TensorDict
 
 
 class MetadataMixin(Core):
@@ -450,7 +446,7 @@ def _get_view_id(leaf: Tensor) -> object:
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
 
 
-def _addresses(entry: Child, storage: bool) -> Core | Tensor | TensorDict:
+def _addresses(entry: Child, storage: bool) -> Core | Tensor:
     if isinstance(entry, Tensor):
         return torch.tensor(entry.untyped_storage().data_ptr() if storage else entry.data_ptr())
     if not has_entries(entry):

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._collection import LEAF_KINDS, Child, Core, make_dense, show_path
+from .._collection import show_path
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
+from .._node import LEAF_KINDS, Child, Core, make_dense
 from .._roles import (
     as_buffer,
     is_buffer,

@@ -16,17 +16,7 @@ from torch import Tensor
 
 from .._arrays import as_tensor
 from .._coerce import COERCERS
-from .._collection import (
-    LEAF_KINDS,
-    Core,
-    Walked,
-    check_keys,
-    check_same_form,
-    check_same_keys,
-    concurrent_change_error,
-    leaf_node_mismatch_error,
-    show_path,
-)
+from .._collection import check_keys, check_same_form, check_same_keys, leaf_node_mismatch_error, show_path
 from .._dtypes import keep_scalar
 from .._element_plans import align_dims
 from .._foreach import (
@@ -34,6 +24,7 @@ from .._foreach import (
     foreach,
 )
 from .._mapping_views import list_foreign
+from .._node import LEAF_KINDS, Core, Walked, concurrent_change_error
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
 from .._walks import has_entries, map_levels, zip_walk

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core, get_all_entries, make_dense, show_path
+from .._collection import show_path
 from .._keys import unravel_key_to_tuple
+from .._node import Core, get_all_entries, make_dense
 from .._plans import wrap_dim
 from .._public_names import set_module
 from .._walks import has_entries

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, check_same_form, make_dense, show_path
+from .._collection import check_same_form, show_path
 from .._element_plans import pad_plan
 from .._keys import unravel_key_to_tuple
+from .._node import Child, Core, make_dense
 from .._ragged import make_padded_tensor
 from .._torch_private import get_ragged_dim
 from .._walks import has_entries, map_levels, visit

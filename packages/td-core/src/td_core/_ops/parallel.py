@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._collection import Core, clone_detached
+from .._collection import clone_detached
 from .._mapping_views import is_leaf_or_value
+from .._node import Core
 from .._workers import run, run_task
 from .joining import cat, stack
 from .operands import write_result

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._collection import Child, Core
+from .._node import Child, Core
 from .._walks import has_entries, map_levels, walk
 from ..errors import StructureError
 

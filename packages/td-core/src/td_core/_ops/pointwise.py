@@ -17,9 +17,9 @@ from typing_extensions import Self
 
 from .._class_methods import name_method
 from .._coerce import build_nested
-from .._collection import Core, make_dense
 from .._dtypes import ScalarBeside, dtype_beside
 from .._foreach import Op, foreach, make_op
+from .._node import Core, make_dense
 from .._operators import OPERATIONS, Operation
 from .._plans import broadcast_shape
 from .._torch_private import foreach_kernel

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._collection import Core, identity, make_dense, show_path
+from .._collection import show_path
 from .._dtypes import as_dtype
 from .._foreach import foreach, make_op
+from .._node import Core, identity, make_dense
 from .._plans import ShapePlan, as_int, wrap_dim
 from .._walks import has_entries, visit, zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
@@ -32,10 +33,6 @@ from .operands import (
     transform,
     write_result,
 )
-
-if TYPE_CHECKING:
-    from .._base import TensorCollection
-
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -268,9 +265,7 @@ def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda leaf: result[id(leaf)] if id(leaf) in result else _NORM.single(leaf)
 
 
-def _reduce_pair(
-    node: TensorCollection, name: str, plan: ShapePlan, joined: object, result_type: object
-) -> object:
+def _reduce_pair(node: Core, name: str, plan: ShapePlan, joined: object, result_type: object) -> object:
     """Return ``joined``, a pair of tensors; if it is None, the pair of collections that ``plan`` computes."""
     if joined is None:
         pair = Pair(plan.batch, plan.steps, plan.spell, plan.leaf)
@@ -366,7 +361,7 @@ def _with_keys(result: Core, key_transform: KeyTransform) -> Any:
     """Rename every key, nested ones too, with ``key_transform``. Return plain collections."""
     renamed = make_dense({}, result.batch_size, result.device, result._names)
 
-    def rename(source: Core, target: TensorCollection) -> Iterator[tuple[object, object]]:
+    def rename(source: Core, target: Core) -> Iterator[tuple[object, object]]:
         for key, child in dict(source._children()).items():
             level = child
             if has_entries(child):

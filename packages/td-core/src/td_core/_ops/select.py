@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .. import _element_plans as elements
 from .._arrays import as_tensor
-from .._collection import Core
 from .._dim_names import set_batch_size
 from .._dtypes import keep_scalar
 from .._foreach import Op, foreach, make_op
 from .._nested_components import join_components
+from .._node import Core
 from .._plans import broadcast_shape
 from .._walks import visit
 from .._writes.check import LEAF_ERRORS

@@ -18,12 +18,13 @@ from typing_extensions import Self
 
 from .. import _shape_plans as shapes
 from .._buffers import index_leaves
-from .._collection import Child, Core, has_lazy_stack, unwrap_entry
+from .._collection import has_lazy_stack, unwrap_entry
 from .._dim_names import set_batch_size
 from .._dtypes import as_dtype
 from .._element_plans import append_dims
 from .._indexing import plan_index
 from .._locking import check_unlocked
+from .._node import Child, Core
 from .._plans import ShapePlan, WholePlan, as_ints, check_ints
 from .._torch_private import functorch_level, get_base
 from .._value_codec import is_same_value
@@ -31,10 +32,10 @@ from .._walks import has_entries, map_levels, visit
 from .._writes.check import LEAF_ERRORS
 from ..errors import StructureError
 from ..typing import DtypeLike, NestedKey
+from .densify import build_dense, list_dense_entries
 from .entries import EntryMixin
 from .locking import LockMixin, do_nothing, undo_on_exit, write_back_on_exit
 from .operands import raise_at_leaf
-from .uneven import build_dense, list_dense_entries
 
 SelfT = TypeVar("SelfT", bound="ShapeMixin")
 #: A node, its result of an operation, and a function that stores the result in place of the node.

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core
 from .._foreach import PLAIN, Op, expand_operands
+from .._node import Core
 from .._torch_private import batch_dim, functorch_level, unwrap_transforms
 from ..errors import StructureError
 

@@ -22,21 +22,10 @@ import torch
 from torch import Tensor
 
 from .._coerce import WRAPPED, coerce
-from .._collection import (
-    LEAF_KINDS,
-    Child,
-    Core,
-    check_keys,
-    clone_detached,
-    get_all_entries,
-    get_lead,
-    make_dense,
-    replace_leaves,
-    show_path,
-    unwrap_entry,
-)
+from .._collection import check_keys, clone_detached, get_lead, show_path, unwrap_entry
 from .._locking import check_unlocked
 from .._nested_components import has_same_components
+from .._node import LEAF_KINDS, Child, Core, get_all_entries, make_dense, replace_leaves
 from .._nodes import KINDS, NodeKind
 from .._ragged import get_display_shape
 from .._records import Record

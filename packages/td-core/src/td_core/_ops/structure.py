@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, get_entry, get_parent, show_path
+from .._collection import get_entry, get_parent, show_path
 from .._devices import as_device, set_device_labels
 from .._dim_names import check_names, resize_names
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf, is_leaf_or_value
+from .._node import Child, Core
 from .._plans import as_batch_size
 from .._ragged import find_holders, list_distinct_members
 from .._walks import Position, get_path, has_entries, list_holders, list_state_nodes, map_levels, visit

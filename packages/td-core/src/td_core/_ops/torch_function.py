@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._collection import Core
 from .._devices import as_device, set_device_labels
 from .._dtypes import as_dtype
+from .._node import Core
 from .._operators import OPERATIONS
 from .._torch_private import is_caller, without_torch_function
 from .gradients import pair_leaves

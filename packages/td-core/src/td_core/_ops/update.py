@@ -16,19 +16,19 @@ from torch import Tensor
 
 from .._arrays import tensors_in
 from .._coerce import NUMBERS, coerce
-from .._collection import Core, add_key_note, get_entry, get_parent, missing_key_error
+from .._collection import add_key_note, get_entry, get_parent, missing_key_error
 from .._foreach import PLAIN, Op, make_op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
+from .._node import Core
 from .._ragged import list_distinct_members
 from .._torch_private import functorch_level
 from .._walks import has_entries, visit
 from .._writes.check import add_path, find_expansion, find_problem, is_expanded, is_sealed
 from .._writes.index import IndexedWrite, check_broadcast
 from .._writes.inplace import write_leaves
-from .._writes.members import split_for_members
 from .._writes.pair import is_basic, try_copy_whole
 from .._writes.run import Transaction, put_value, write_at
 from .._writes.update import Update, try_merge, write_entry
@@ -423,7 +423,7 @@ def _check_no_new_keys(root: Core, index: object, source: Any) -> None:
         if not isinstance(right, (Core, Mapping)):
             return
         if node._members_and_dim() is not None:
-            yield from ((*part, prefix) for part in split_for_members(node, index, right))
+            yield from ((*part, prefix) for part in node._split_write(index, right))
             return
         for key, value in dict(right._children() if isinstance(right, Core) else right).items():
             path = unravel_key_to_tuple(key)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from .._buffers import find_refusal
-from .._collection import Core, show_path
+from .._collection import show_path
 from .._foreach import PLAIN
 from .._nested_components import has_same_components
+from .._node import Core
 from .._torch_private import (
     find_refusing_transform,
     functorch_level,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import Child, Core, check_keys, make_dense, show_path, unwrap_entry
+from .._collection import check_keys, show_path, unwrap_entry
 from .._element_plans import align_dims
 from .._indexing import BoundIndex, IndexPlan
 from .._locking import check_unlocked
+from .._node import Child, Core, make_dense
 from .._torch_private import assert_in_graph
 from .._walks import has_entries, list_holders
 from ..errors import BatchSizeError, StructureError
@@ -29,9 +30,6 @@ from .check import (
 )
 from .pair import RARELY_SCATTERED, is_basic, is_node, is_scalar, list_pairs
 from .run import Transaction
-
-if TYPE_CHECKING:
-    from .._base import TensorCollection
 
 Path = tuple[str, ...]
 
@@ -64,7 +62,7 @@ class IndexedWrite:
         #: Entries that the target lacks: their node, value, key path, and number of batch dims.
         self.new: list[Level] = []
         #: Lazy stacks below the root, with the value and key path of each.
-        self.stacks: list[tuple[TensorCollection, Any, Path]] = []
+        self.stacks: list[tuple[Core, Any, Path]] = []
         #: Numbers of batch dims that the values of existing entries have.
         self.actual: set[int | None] = set()
         # Last pair of shapes that passed: skip the checks if it repeats. A set would hash symbolic sizes, which raises.

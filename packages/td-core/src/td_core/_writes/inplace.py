@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._collection import Core, concurrent_change_error
 from .._foreach import (
     PLAIN,
     Op,
@@ -20,6 +19,7 @@ from .._foreach import (
     is_grad_shared,
     order_subclasses_first,
 )
+from .._node import Core, concurrent_change_error
 from .._ops.shared_memory import WRITES_ANEW, change_distinct, may_share_memory
 from .._plans import broadcast_shape
 from .._ragged import get_display_shape

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS
-from .._collection import Core
 from .._dtypes import ROWS
 from .._foreach import PLAIN
 from .._indexing import BoundIndex, IndexPlan
 from .._keys import unravel_key_to_tuple
+from .._node import Core
 from .._storage_backends import get_backends
 from .._torch_private import functorch_level, plain_results
 from .._walks import has_entries

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS
-from .._collection import Core, add_nested, copy_leaf, show_path
+from .._collection import add_nested, show_path
 from .._foreach import PLAIN, Op, foreach, make_op, order_subclasses_first
 from .._indexing import BoundIndex
+from .._node import Core, copy_leaf
 from .._ops.shared_memory import group_overlapping, is_dense, may_share_memory
 from .check import rephrase_error
 

@@ -11,30 +11,21 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import (
-    Child,
-    Core,
-    add_nested,
-    check_cycle,
-    check_keys,
-    concurrent_change_error,
-    get_all_entries,
-    missing_key_error,
-    show_path,
-)
+from .._collection import add_nested, check_cycle, check_keys, missing_key_error, show_path
 from .._dim_names import check_tails, inherit_names, join_names, lift_names, set_batch_size
 from .._element_plans import align_dims
 from .._foreach import PLAIN
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
+from .._node import Child, Core, concurrent_change_error, get_all_entries
 from .._ops.key_trees import KeyTree, filter_entries, parse_requested_keys
-from .._ops.uneven import pair_rows
 from .._torch_private import functorch_level
 from .._walks import has_entries
 from ..errors import BatchSizeError, DimNamesError, KeyThroughLeafError, StructureError
 from ..typing import Names, NestedKey
 from .check import check_copied, is_sealed
 from .pair import Through, is_node, list_pairs, split_pair, try_copy_whole
+from .rows import pair_rows
 from .run import Transaction
 
 Path = tuple[str, ...]

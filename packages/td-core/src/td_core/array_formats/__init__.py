@@ -5,12 +5,13 @@ programs of its users expect them. It reads the header as a table, and builds th
 which calls the format for each array that it needs.
 
 >>> import torch
->>> from td_core import Encoded, TensorDict
+>>> from td_core import TensorDict
+>>> from td_core.spi import load_table, select_keys
 >>> plan = make_array_plan(TensorDict({"a": torch.ones(2), "z": torch.ones(1).bfloat16()}), {torch.float32}, ".".join)
 >>> {name: (array.dtype, array.logical) for name, array in plan.arrays.items()}
 {'a': (torch.float32, None), 'z': (torch.uint16, torch.bfloat16)}
 >>> stored = {name: array.read()[0] for name, array in plan.arrays.items()}
->>> table = Encoded.of_header(plan.header, "data.bin").select_keys("z", "data.bin")
+>>> table = select_keys(load_table(plan.header, "data.bin"), "z", "data.bin")
 >>> build_collection(table, "data.bin", stored.get)["z"]
 tensor([1.], dtype=torch.bfloat16)
 """
@@ -31,8 +32,8 @@ from ._check_arrays import (
     report_damage,
 )
 from ._join_rows import join_rows
-from ._live_collections import LiveCollection, LiveStore
-from ._live_edits import Change
+from ._live_collections import LiveCollection
+from ._live_edits import Change, LiveStore
 from ._mapped_leaves import (
     KeptSource,
     MappedSource,

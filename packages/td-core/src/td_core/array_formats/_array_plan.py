@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._collection import show_path
+from .._encoded_tables import dump_table
 from .._nodes import Encoded, Row, encode
 from .._saving import check_whole
 from ..errors import CodecError
@@ -132,7 +133,7 @@ def make_array_plan(
             builder.add_leaf(position, *pieces[position], identities[position], dims, path)
     for dtype, members in packs.items():
         builder.add_pack(dtype, members)
-    header = encoded.make_header(builder.places)
+    header = dump_table(encoded, builder.places)
     header["check"] = compute_check((name, item.shape) for name, item in builder.arrays.items())
     return ArrayPlan(builder.arrays, header, paths, leaves, stacks, homes)
 

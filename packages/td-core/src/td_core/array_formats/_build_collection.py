@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core, show_path
+from .._collection import show_path
+from .._encoded_tables import decode_table
+from .._node import Core
 from .._nodes import Encoded, Row
 from .._public_names import set_module
 from .._storage_backends import Keeper
@@ -28,7 +30,7 @@ def build_collection(
     *,
     strict: bool = True,
 ) -> Any:
-    """Build the collection of a table from :meth:`td_core.Encoded.of_header`.
+    """Build the collection of a table from :func:`td_core.spi.load_table`.
 
     Args:
         table: the table, with places as leaves.
@@ -66,7 +68,7 @@ def build_leaves(
             kind = UnsupportedOperationError if isinstance(error, UnsupportedOperationError) else FormatError
             raise kind(f"{where}: {show_path(path)}: {error}") from error
     rows = [{**row, "meta": _with_device(row, device)} for row in table.nodes]
-    return replace(table, nodes=rows).build(leaves, where, strict=strict)
+    return decode_table(replace(table, nodes=rows), leaves, where, strict=strict)
 
 
 def _with_device(row: Row, device: torch.device | None) -> dict[str, object]:

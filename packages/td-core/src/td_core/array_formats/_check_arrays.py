@@ -11,6 +11,7 @@ from torch import Tensor
 from .._background import make_reporter
 from .._checksums import Checksum
 from .._collection import show_path
+from .._encoded_tables import describe_table
 from .._inspection import Problem, Report, Tree
 from .._nodes import Encoded
 from ..errors import FormatError, TensorDictError, UnsupportedOperationError
@@ -58,7 +59,7 @@ def describe_arrays(
             leaf.nbytes = found.nbytes
         return leaf
 
-    return table.describe(os.path.basename(where.rstrip("/")) or where, describe)
+    return describe_table(table, os.path.basename(where.rstrip("/")) or where, describe)
 
 
 def check_in_place(table: Encoded, where: str) -> None:

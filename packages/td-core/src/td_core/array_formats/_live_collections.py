@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._base import TensorCollection, TensorDictBase
-from .._collection import Child, Core, EntrySchema, make_dense, show_path
+from .._base import TensorCollection
+from .._collection import show_path
 from .._dim_names import resize_names
 from .._locking import lock
+from .._node import Child, Core, EntrySchema, make_dense
 from .._plans import as_batch_size
 from .._storage_backends import Keeper
 from .._stored import StoredTensor
 from .._tensordict import TensorDict
 from .._value_codec import split
 from .._walks import visit, walk
-from ..errors import KeyPathError, LockedError, StructureError, UnsupportedOperationError
+from ..errors import KeyPathError, StructureError, UnsupportedOperationError
 from ..typing import NO_DEFAULT, Names, NestedKey
-from ._live_edits import Change, Edits, fits
+from ._live_edits import Change, LiveNode, LiveStore, fits
 from ._table_edits import KeyPath, TableEdit
 
 
@@ -35,84 +32,6 @@ class _LiveSchema(EntrySchema):
     __slots__ = ()
 
     is_in_memory = False
-
-
-class LiveStore(ABC):
-    """The open store of a collection, whose header is written again when the structure of the collection changes.
-
-    Attributes:
-        is_writable: whether changes reach the store.
-        edits: the changes of the block that a thread is in, or None.
-    """
-
-    is_writable = True
-    edits: Edits | None = None
-
-    @property
-    @abstractmethod
-    def where(self) -> str:
-        """Location, for messages."""
-
-    @abstractmethod
-    def check_entry(self, data: Core) -> None:
-        """Raise CodecError if the only entry of a collection cannot be stored."""
-
-    @abstractmethod
-    def commit(self, change: Change) -> None:
-        """Change the table of the header, add and remove arrays; an error leaves the store as it is."""
-
-    @abstractmethod
-    def open_entries(self, paths: Sequence[KeyPath]) -> Any:
-        """Open a collection with the stored entries of some key paths alone."""
-
-    def owns(self, leaf: StoredTensor) -> bool:
-        """Return False if the elements of a leaf are surely in another store."""
-        return True
-
-    def can_link(self, leaf: StoredTensor) -> bool:
-        """Return True if ``commit`` gives the array of a leaf another name, instead of writing its elements again."""
-        return False
-
-    def is_tied(self, leaf: StoredTensor) -> bool:
-        """Return True if other entries can have the array of a leaf, too."""
-        return leaf.source in self.__dict__.get("_tied", ())
-
-    def tie(self, *leaves: StoredTensor) -> None:
-        """Note that other entries have the arrays of some leaves, too."""
-        self.__dict__.setdefault("_tied", weakref.WeakSet()).update(leaf.source for leaf in leaves)
-
-    def check_writable(self, path: KeyPath, what: str) -> None:
-        """Raise LockedError if the store is opened for reading."""
-        if not self.is_writable:
-            raise LockedError(
-                f"cannot {what} {show_path(path)} in {self.where}: it is opened with mode='r'; open it with mode='r+'"
-            )
-
-    @contextlib.contextmanager
-    def edit_together(self) -> Iterator[Edits]:
-        """Make the changes of a block reach the store together, or none of them. Other threads wait with theirs."""
-        with self._get_lock():
-            if self.edits is not None:  # a block around this one writes them
-                yield self.edits
-                return
-            self.edits = Edits(self)
-            try:
-                yield self.edits
-                self.edits.commit()
-            except BaseException:
-                self.edits.undo()
-                raise
-            finally:
-                self.edits = None
-
-    def _get_lock(self) -> threading.RLock:
-        """Return the lock of this process: a child does not have the thread that held the one of its parent."""
-        found = self.__dict__.get("_lock")
-        if found is None or found[0] != os.getpid():
-            found = self.__dict__["_lock"] = os.getpid(), threading.RLock()
-            self.edits = None
-        lock: threading.RLock = found[1]
-        return lock
 
 
 class EntryValues(Keeper):
@@ -157,21 +76,13 @@ class EntryValues(Keeper):
         return Keeper, ()  # in another process, the values are in memory
 
 
-class LiveCollection(TensorDictBase):
+class LiveCollection(LiveNode):
     """A collection that writes each change of its structure into a store.
 
     A format derives from it, and :meth:`_of_opened` creates an instance. Results of operations are TensorDicts.
     """
 
-    _store: Any
-    _path: KeyPath
-    _entries: dict[str, Child]
-    _size: torch.Size
-    _label: torch.device | None
-    _labels: Names | None
     _schema = _LiveSchema()
-    #: Whether the entry of this node was removed from the store, or replaced.
-    _is_removed = False
 
     @classmethod
     def _of_opened(cls, store: LiveStore, path: KeyPath, opened: Core) -> Any:

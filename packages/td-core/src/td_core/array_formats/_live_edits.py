@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, call_once_per_leaf, show_path
+from .._base import TensorDictBase
+from .._collection import call_once_per_leaf, show_path
+from .._node import Child, Core
 from .._stored import StoredTensor
 from .._walks import walk
-from ..errors import StructureError
+from ..errors import LockedError, StructureError
+from ..typing import Names
 from ._table_edits import KeyPath, TableEdit
-
-if TYPE_CHECKING:
-    from ._live_collections import LiveCollection, LiveStore
 
 #: The fields of a row that methods for metadata change.
 _FIELDS = ("batch_size", "names", "stack_dim", "stack_dim_name", "stands_for")
+
+
+class LiveNode(TensorDictBase):
+    """A node of a collection in a store: what :class:`Edits` changes."""
+
+    _store: Any
+    _path: KeyPath
+    _entries: dict[str, Child]
+    _size: torch.Size
+    _label: torch.device | None
+    _labels: Names | None
+    #: Whether the entry of this node was removed from the store, or replaced.
+    _is_removed = False
+    _of_opened: Callable[..., LiveNode]
 
 
 @dataclass(slots=True)
@@ -43,23 +61,101 @@ class Change:
     release: Callable[[], list[Any]] = list
 
 
+class LiveStore(ABC):
+    """The open store of a collection, whose header is written again when the structure of the collection changes.
+
+    Attributes:
+        is_writable: whether changes reach the store.
+        edits: the changes of the block that a thread is in, or None.
+    """
+
+    is_writable = True
+    edits: Edits | None = None
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Location, for messages."""
+
+    @abstractmethod
+    def check_entry(self, data: Core) -> None:
+        """Raise CodecError if the only entry of a collection cannot be stored."""
+
+    @abstractmethod
+    def commit(self, change: Change) -> None:
+        """Change the table of the header, add and remove arrays; an error leaves the store as it is."""
+
+    @abstractmethod
+    def open_entries(self, paths: Sequence[KeyPath]) -> Any:
+        """Open a collection with the stored entries of some key paths alone."""
+
+    def owns(self, leaf: StoredTensor) -> bool:
+        """Return False if the elements of a leaf are surely in another store."""
+        return True
+
+    def can_link(self, leaf: StoredTensor) -> bool:
+        """Return True if ``commit`` gives the array of a leaf another name, instead of writing its elements again."""
+        return False
+
+    def is_tied(self, leaf: StoredTensor) -> bool:
+        """Return True if other entries can have the array of a leaf, too."""
+        return leaf.source in self.__dict__.get("_tied", ())
+
+    def tie(self, *leaves: StoredTensor) -> None:
+        """Note that other entries have the arrays of some leaves, too."""
+        self.__dict__.setdefault("_tied", weakref.WeakSet()).update(leaf.source for leaf in leaves)
+
+    def check_writable(self, path: KeyPath, what: str) -> None:
+        """Raise LockedError if the store is opened for reading."""
+        if not self.is_writable:
+            raise LockedError(
+                f"cannot {what} {show_path(path)} in {self.where}: it is opened with mode='r'; open it with mode='r+'"
+            )
+
+    @contextlib.contextmanager
+    def edit_together(self) -> Iterator[Edits]:
+        """Make the changes of a block reach the store together, or none of them. Other threads wait with theirs."""
+        with self._get_lock():
+            if self.edits is not None:  # a block around this one writes them
+                yield self.edits
+                return
+            self.edits = Edits(self)
+            try:
+                yield self.edits
+                self.edits.commit()
+            except BaseException:
+                self.edits.undo()
+                raise
+            finally:
+                self.edits = None
+
+    def _get_lock(self) -> threading.RLock:
+        """Return the lock of this process: a child does not have the thread that held the one of its parent."""
+        found = self.__dict__.get("_lock")
+        if found is None or found[0] != os.getpid():
+            found = self.__dict__["_lock"] = os.getpid(), threading.RLock()
+            self.edits = None
+        lock: threading.RLock = found[1]
+        return lock
+
+
 class Edits:
     """The changes of a block. Until its end they are in memory alone."""
 
     def __init__(self, store: LiveStore) -> None:
         self.store = store
         #: Per changed node: its entries, and its batch size, device and dim names, at the beginning.
-        self._before: dict[int, tuple[LiveCollection, dict[str, Child], tuple[Any, ...]]] = {}
-        self._log: list[tuple[LiveCollection, str, bool]] = []
+        self._before: dict[int, tuple[LiveNode, dict[str, Child], tuple[Any, ...]]] = {}
+        self._log: list[tuple[LiveNode, str, bool]] = []
         #: The nodes with other metadata, and whether their devices changed, too.
         self._resized: dict[int, bool] = {}
         #: The nodes that are no longer in the collection.
-        self._detached: dict[int, LiveCollection] = {}
+        self._detached: dict[int, LiveNode] = {}
         #: After the release: ids of the sources of removed leaves, and the nodes that the program still uses.
         self._gone: set[int] = set()
-        self._left: list[weakref.ref[LiveCollection]] = []
+        self._left: list[weakref.ref[LiveNode]] = []
 
-    def put(self, node: LiveCollection, key: str, value: Child) -> None:
+    def put(self, node: LiveNode, key: str, value: Child) -> None:
         """Set an entry of a node."""
         before = self._note(node)
         self._detach(node._entries.get(key))
@@ -69,13 +165,13 @@ class Edits:
         node._entries[key] = value
         self._log.append((node, key, True))
 
-    def remove(self, node: LiveCollection, key: str) -> None:
+    def remove(self, node: LiveNode, key: str) -> None:
         """Remove an entry of a node."""
         self._note(node)
         self._detach(node._entries.pop(key))
         self._log.append((node, key, False))
 
-    def resize(self, node: LiveCollection, *, device: bool = False) -> None:
+    def resize(self, node: LiveNode, *, device: bool = False) -> None:
         """Note that batch size and dim names, or the device, of a node change."""
         self._note(node)
         self._resized[id(node)] = device or self._resized.get(id(node), False)
@@ -114,13 +210,13 @@ class Edits:
         for target, content in contents:
             target.copy_(content)
 
-    def _note(self, node: LiveCollection) -> dict[str, Child]:
+    def _note(self, node: LiveNode) -> dict[str, Child]:
         """Record a node before its first change, and return its entries at the beginning."""
         if id(node) not in self._before:
             self._before[id(node)] = node, dict(node._entries), (node._size, node._label, node._labels)
         return self._before[id(node)][1]
 
-    def _list_log(self) -> list[tuple[LiveCollection, str, bool]]:
+    def _list_log(self) -> list[tuple[LiveNode, str, bool]]:
         """Return the changes of nodes that are in the collection."""
         return [item for item in self._log if id(item[0]) not in self._detached]
 
@@ -132,7 +228,7 @@ class Edits:
         self._detached.update((id(node), node) for node in self._list_live(old))
 
     def _find_copies(
-        self, places: dict[KeyPath, tuple[LiveCollection, str]], paths: Iterable[KeyPath]
+        self, places: dict[KeyPath, tuple[LiveNode, str]], paths: Iterable[KeyPath]
     ) -> dict[KeyPath, Tensor]:
         """Return the leaves whose arrays have room for the new values, and are those of no other entry."""
         found: dict[KeyPath, Tensor] = {}
@@ -157,7 +253,7 @@ class Edits:
             return read(value)
         return value._map(call_once_per_leaf(read)) if _list_sources(value) else value
 
-    def _wrap(self, node: LiveCollection, key: str) -> Core:
+    def _wrap(self, node: LiveNode, key: str) -> Core:
         data: Core = node._with_children({key: self._read_own(node._entries[key])})
         return data
 
@@ -223,7 +319,7 @@ class Edits:
         del old, sources
         return [source for source in (ref() for ref in left) if source is not None]
 
-    def _open(self, places: dict[KeyPath, tuple[LiveCollection, str]], added: dict[KeyPath, Child]) -> None:
+    def _open(self, places: dict[KeyPath, tuple[LiveNode, str]], added: dict[KeyPath, Child]) -> None:
         """Replace the values that were written by the entries of the store."""
         opened = self.store.open_entries(list(added)) if added else None
         levels: dict[KeyPath, dict[str, Child]] = {}
@@ -281,7 +377,7 @@ def fits(held: Tensor, value: object) -> bool:
     )
 
 
-def _get(place: tuple[LiveCollection, str]) -> Child:
+def _get(place: tuple[LiveNode, str]) -> Child:
     return place[0]._entries[place[1]]
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._collection import Core, show_path
+from .._collection import show_path
 from .._encoded_tables import dump_table, prune_table
+from .._node import Core
 from .._nodes import Encoded, Row, encode
 from ..errors import KeyPathError
 

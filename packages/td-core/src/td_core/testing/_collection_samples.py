@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core
 from .._dtypes import NAMES
 from .._lazy_stack import LazyStackedTensorDict
+from .._node import Core
 from .._params import TensorDictParams
 from .._tensordict import TensorDict
 from .._value_codec import is_same_value

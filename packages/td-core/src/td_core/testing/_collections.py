@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from .._collection import Core
 from .._collector import pause_collector
 from .._decoding import decode
+from .._node import Core
 from .._nodes import KINDS, Encoded, encode
 from .._torch_private import pytree
 from ..errors import BatchSizeError, KeyPathError, LockedError, StructureError

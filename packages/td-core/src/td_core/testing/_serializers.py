@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from .._base import TensorDictBase
-from .._collection import Core
 from .._decoding import decode
 from .._locations import MODES, read_head
+from .._node import Core
 from .._nodes import NodeKind, encode
 from .._records import Record
 from .._saving import append, create, inspect, load, save, verify

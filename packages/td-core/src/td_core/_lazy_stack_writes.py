@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._coerce import build_nested, coerce
-from .._collection import Child, Core
-from .._dim_names import refuse_repeated
-from .._indexing import plan_index
-from .._locking import check_unlocked
-from .._ops.uneven import uneven_plans
-from .._plans import compute_coordinates
-from .._shape_plans import unbind_plan
-from .._walks import list_holders, list_state_nodes, visit
-from ..errors import BatchSizeError, CycleError, StructureError
-from .check import check_fits
-from .index import (
+from ._coerce import build_nested, coerce
+from ._dim_names import refuse_repeated
+from ._indexing import plan_index
+from ._locking import check_unlocked
+from ._node import Child, Core
+from ._plans import compute_coordinates
+from ._shape_plans import unbind_plan
+from ._uneven import uneven_plans
+from ._walks import list_holders, list_state_nodes, visit
+from ._writes.check import check_fits
+from ._writes.index import (
     ANY,
     Entries,
     as_leaf,
@@ -31,7 +30,8 @@ from .index import (
     form_error,
     has_free_entries,
 )
-from .pair import is_scalar, list_pairs
+from ._writes.pair import is_scalar, list_pairs
+from .errors import BatchSizeError, CycleError, StructureError
 
 Part = tuple[Any, object, object]
 Path = tuple[str, ...]
