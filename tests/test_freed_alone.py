@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from td_core import TensorDict, TensorDictParams, lazy_stack
-from td_core._node import Core
+from td_core._tree.node import Core
 from td_core.errors import CodecError
 
 pytest.importorskip("td_memmap")

@@ -60,9 +60,9 @@ OPERATIONS = """\
 def operations(tree: Path, run: Run) -> None:
     """Add two operations to the copy."""
     assert run("tools/generate_methods.py", "--check") == ""
-    insert_after(tree / "packages/td-core/src/td_core/_operators.py", "OPERATIONS = (\n", OPERATIONS)
+    insert_after(tree / "packages/td-core/src/td_core/_torch/operators.py", "OPERATIONS = (\n", OPERATIONS)
     found = run("tools/generate_methods.py", "--check", code=1)
-    for name in ("packages/td-core/src/td_core/_ops/pointwise.py", "docs/reference/collections.md"):
+    for name in ("packages/td-core/src/td_core/_functions/pointwise.py", "docs/reference/collections.md"):
         assert f"{name} differs from its table: run python tools/generate_methods.py" in found
     run("tools/generate_methods.py")
     assert run("tools/generate_methods.py", "--check") == ""
@@ -71,7 +71,7 @@ def operations(tree: Path, run: Run) -> None:
 PROGRAM = """
 import doctest, inspect, torch, td_core
 from td_core import TensorDict, TensorCollection
-from td_core._ops import pointwise
+from td_core._functions import pointwise
 
 print(td_core.__file__)
 leaf = torch.tensor([4.0, 7.0])
@@ -87,7 +87,7 @@ for one in (td, TensorDict.lazy_stack([td[0], td[1]])):
 assert pointwise.OPS["rsqrt"].alike is pointwise.OPS["exp"].alike is not None
 for name in ("rsqrt", "floor_divide"):
     method = getattr(TensorCollection, name)
-    assert method.__module__ == "td_core._base" and ">>> " in method.__doc__
+    assert method.__module__ == "td_core._methods.collection" and ">>> " in method.__doc__
     print(method.__doc__.splitlines()[0], inspect.signature(method))
     names = {"torch": torch, "TensorDict": TensorDict}
     for example in doctest.DocTestFinder().find(method, name, module=pointwise, globs=names):
@@ -142,9 +142,9 @@ DTYPES = """\
 @pytest.fixture(scope="module")
 def dtypes(tree: Path, run: Run) -> None:
     """Add three dtypes to the copy, of which torch does not have the last one."""
-    insert_after(tree / "packages/td-core/src/td_core/_dtypes.py", "\nDTYPES = (\n", DTYPES)
+    insert_after(tree / "packages/td-core/src/td_core/_torch/dtypes.py", "\nDTYPES = (\n", DTYPES)
     found = run("tools/generate_methods.py", "--check", code=1)
-    for name in ("packages/td-core/src/td_core/_ops/dtypes.py", "docs/reference/collections.md"):
+    for name in ("packages/td-core/src/td_core/_functions/dtypes.py", "docs/reference/collections.md"):
         assert f"{name} differs from its table: run python tools/generate_methods.py" in found
     run("tools/generate_methods.py")
     assert run("tools/generate_methods.py", "--check") == ""

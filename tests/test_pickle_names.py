@@ -35,7 +35,7 @@ td_memmap = pytest.importorskip("td_memmap")
 td_tensorclass = pytest.importorskip("td_tensorclass")
 td_distributed = pytest.importorskip("td_distributed")
 
-#: Pickles written by ``write_golden`` below, with an earlier release that named private modules.
+#: Pickles written by ``write_golden`` below at an earlier commit; those of files by one that named private modules.
 GOLDEN = Path(__file__).parent / "golden"
 #: Placeholder for the folder of mapped files in golden pickles. Protocol 0 is text, so it can be replaced.
 FOLDER = "/golden/folder"

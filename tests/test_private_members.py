@@ -114,9 +114,9 @@ def test_module_imports_only_public_names_of_td_core(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("from td_core._nodes import encode", ["td_core._nodes.encode"]),
+        ("from td_core._encode.node_kinds import encode", ["td_core._encode.node_kinds.encode"]),
         ("from td_core.spi import _hidden, walk", ["td_core.spi._hidden"]),
-        ("import td_core._nodes", ["td_core._nodes"]),
+        ("import td_core._encode.node_kinds", ["td_core._encode.node_kinds"]),
         ("from td_core import __version__, encode", []),
         ("from ._nodes import _Node", []),
     ],

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import td_core
 from td_core import StructureError, TensorDict, lazy_stack
-from td_core._nodes import KINDS
+from td_core._encode.node_kinds import KINDS
 from td_core.errors import FormatError
 
 td_tensorclass: Any = pytest.importorskip("td_tensorclass")

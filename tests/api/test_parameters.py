@@ -32,7 +32,7 @@ pytest.importorskip("td", reason="the table calls every package")
 
 import td as library
 import td_core
-from td_core._node import Core
+from td_core._tree.node import Core
 
 HERE = Path(__file__).parent
 P = inspect.Parameter

@@ -48,7 +48,9 @@ class Make:
             )
         if kind == "stack":
             stack = (
-                td_core._lazy_stack.LazyStackedTensorDict if self.ours else self.module.LazyStackedTensorDict
+                td_core._kinds.lazy_stack.LazyStackedTensorDict
+                if self.ours
+                else self.module.LazyStackedTensorDict
             )
             return stack(*(self(member) for member in rest[0]), stack_dim=rest[1])
         entries, batch_size, names = rest

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, StoredTensor, TensorDict, lazy_stack
-from td_core._coerce import COERCERS
-from td_core._nodes import KINDS
-from td_core._serializers import SERIALIZERS
-from td_core._value_types import VALUES
+from td_core._encode.node_kinds import KINDS
+from td_core._encode.value_types import VALUES
+from td_core._formats.serializers import SERIALIZERS
+from td_core._tree.coerce import COERCERS
 from td_core.plugins.siblings import SiblingMethods
 
 

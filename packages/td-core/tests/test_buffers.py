@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict
-from td_core._buffers import SMALL, Leaves
+from td_core._tree.buffers import SMALL, Leaves
 
 BASE = torch.arange(40_000.0)
 KINDS: dict[str, Callable[[int], Tensor]] = {

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
-from td_core._devices import set_device_labels
-from td_core._operators import OPERATIONS as POINTWISE
+from td_core._torch.operators import OPERATIONS as POINTWISE
+from td_core._tree.devices import set_device_labels
 from td_core.errors import CollectionIndexError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

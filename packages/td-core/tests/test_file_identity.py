@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from td_core import _file_identity
+from td_core._python import file_identity as _file_identity
 from td_core.spi import identify_file
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from td_core._foreach import Op, foreach
-from td_core._ops.pointwise import OPS
-from td_core._torch_private import foreach_kernel, functorch_level
+from td_core._functions.pointwise import OPS
+from td_core._torch.kernels import Op, foreach
+from td_core._torch.private import foreach_kernel, functorch_level
 
 
 def test_foreach_without_fused_kernel_runs_loop() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
+from td_core._functions.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
 from td_core.errors import (
     BatchSizeError,
     DimError,

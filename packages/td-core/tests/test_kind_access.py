@@ -18,7 +18,7 @@ from td_core import (
     lazy_stack,
     make_classmethod,
 )
-from td_core._node import Core
+from td_core._tree.node import Core
 from td_core.testing import installed
 
 

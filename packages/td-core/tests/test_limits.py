@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
-from td_core._collector import pause_collector
+from td_core._python.collector import pause_collector
 from td_core.errors import CycleError, DepthError, StructureError, TensorDictError
 
 DEPTH = 2_000

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, assert_close, group_by
-from td_core._torch_private import get_ragged_dim
+from td_core._torch.private import get_ragged_dim
 from td_core.errors import StructureError
 
 LENGTHS = (2, 3, 1)

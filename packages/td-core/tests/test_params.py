@@ -21,7 +21,7 @@ from td_core import (
     lazy_stack,
     merge_tensordicts,
 )
-from td_core._nodes import Encoded
+from td_core._encode.node_kinds import Encoded
 from td_core.errors import FormatError, LockedError, StructureError
 
 

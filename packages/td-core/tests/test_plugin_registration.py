@@ -26,10 +26,10 @@ from td_core import (
     TensorDict,
     hookimpl,
 )
-from td_core._nodes import KINDS
-from td_core._pytree import Shell
-from td_core._serializers import SERIALIZERS
-from td_core._value_types import VALUES
+from td_core._encode.node_kinds import KINDS
+from td_core._encode.value_types import VALUES
+from td_core._formats.serializers import SERIALIZERS
+from td_core._transforms.pytree import Shell
 from td_core.errors import FormatError, MissingPluginError, PluginError
 from td_core.plugins import hookspecs
 from td_core.plugins.manager import installed

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from td_core import TensorDict, TensorDictParams
-from td_core._foreach import foreach, make_op
-from td_core._operators import OPERATIONS
-from td_core._ops.pointwise import OPS
+from td_core._functions.pointwise import OPS
+from td_core._torch.kernels import foreach, make_op
+from td_core._torch.operators import OPERATIONS
 
 STRUCTURES = ["flat", "nested", "lazy", "lazy along 1", "nested lazy"]
 

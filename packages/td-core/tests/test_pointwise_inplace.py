@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict
-from td_core._operators import OPERATIONS
+from td_core._torch.operators import OPERATIONS
 from td_core.errors import StructureError
 
 STRUCTURES = ["flat", "nested", "lazy", "lazy along 1", "nested lazy"]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core._collection import call_once_per_leaf, is_aliasing
-from td_core._node import copy_leaf, identity
-from td_core._ops.shape import same_memory
-from td_core._params import is_copying
-from td_core._public_names import lazy_names
+from td_core._functions.shape import same_memory
+from td_core._kinds.parameters import is_copying
+from td_core._python.public_names import lazy_names
+from td_core._tree.defaults import call_once_per_leaf, is_aliasing
+from td_core._tree.node import copy_leaf, identity
 from td_core._writes.run import is_overlapping
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict
-from td_core._dtypes import dtype_beside
+from td_core._torch.dtypes import dtype_beside
 
 DTYPES = [torch.uint8, torch.int64, torch.float32, torch.float64, torch.complex64]
 ALL_DTYPES = [*DTYPES, torch.bool, torch.int8, torch.float16, torch.bfloat16, torch.complex128]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
-from td_core._ops.packing import PackLayout
-from td_core._ops.select import pad
+from td_core._functions.packing import PackLayout
+from td_core._functions.select import pad
 from td_core.errors import BatchSizeError, CollectionIndexError, KeyMismatchError, LockedError, StructureError
 
 BATCH = (2, 3)

@@ -11,7 +11,7 @@ import torch
 
 import td_core
 from td_core import MissingPluginError, Serializer, TensorDict
-from td_core._serializers import SERIALIZERS, Serializers
+from td_core._formats.serializers import SERIALIZERS, Serializers
 from td_core.errors import FormatError, PluginError
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._collector import pause_collector
+from td_core._python.collector import pause_collector
 from td_core.errors import BatchSizeError, CollectionIndexError, DimError, LockedError, StructureError
 
 BATCH = (2, 1, 4)

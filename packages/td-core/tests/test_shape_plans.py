@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from td_core._plans.plans.plans import MultiPlan, ShapePlan
 from torch import Tensor
 
-from td_core import _element_plans as elements
-from td_core import _shape_plans as shapes
-from td_core._plans import MultiPlan, ShapePlan
+from td_core._plans.plans import elements as elements
+from td_core._plans.plans import shapes as shapes
 from td_core.errors import BatchSizeError, DimError
 
 Batch = tuple[int, ...]

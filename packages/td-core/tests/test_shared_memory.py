@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._ops.shared_memory import group_overlapping, is_same_view, may_share_memory
+from td_core._tree.shared_memory import group_overlapping, is_same_view, may_share_memory
 from td_core.errors import StructureError
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, assert_close, lazy_stack
-from td_core._walks import list_holders
+from td_core._tree.walks import list_holders
 from td_core.errors import KeyMismatchError, KeyPathError, KeyTakenError, LockedError
 
 

@@ -22,14 +22,14 @@ from td_core import (
     TensorDict,
     Tree,
     UnsupportedOperationError,
-    _locations,
     from_schema,
     hookimpl,
 )
 from td_core.__main__ import main
-from td_core._command_line import DAMAGED, FAILED, GOOD
-from td_core._locations import HEAD_SIZE, as_location
-from td_core._serializers import SERIALIZERS
+from td_core._formats import locations as _locations
+from td_core._formats.command_line import DAMAGED, FAILED, GOOD
+from td_core._formats.locations import HEAD_SIZE, as_location
+from td_core._formats.serializers import SERIALIZERS
 from td_core.testing import installed
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict, lazy_stack
-from td_core._operators import OPERATIONS
-from td_core._ops import torch_function
-from td_core._ops.torch_function import TABLE
+from td_core._functions import torch_function
+from td_core._functions.torch_function import TABLE
+from td_core._torch.operators import OPERATIONS
 from td_core.errors import KeyMismatchError
 
 

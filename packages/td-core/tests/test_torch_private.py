@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import _torch_private
+from td_core._torch import private as _torch_private
 
 
 def replace_data(leaf: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ from td_core import (
     join_value,
     split_value,
 )
-from td_core._type_names import has_name, is_type_name
+from td_core._python.type_names import has_name, is_type_name
 from td_core.testing import installed
 
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from td_core import errors
-from td_core._value_codec import MAX_DEPTH, is_readable, join, split
-from td_core._value_types import VALUES, LeafSerializer, enum_serializer
+from td_core._encode.value_codec import MAX_DEPTH, is_readable, join, split
+from td_core._encode.value_types import VALUES, LeafSerializer, enum_serializer
 
 
 def is_same_value(a: Any, b: Any) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, lazy_stack
-from td_core._walks import expand, get_path, list_nested, map_levels, visit, walk, walk_levels, zip_walk
+from td_core._tree.walks import expand, get_path, list_nested, map_levels, visit, walk, walk_levels, zip_walk
 
 DEEP = 20_000
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import Parameter
 
 from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._dtypes import ROWS
+from td_core._torch.dtypes import ROWS
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._buffers import as_bytes
-from td_core._dtypes import ROWS
+from td_core._torch.dtypes import ROWS
+from td_core._tree.buffers import as_bytes
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, _regular_files, _temporary_files
-from td_core._lazy_stack import LazyStackedTensorDict
-from td_core._node import Core
+from td_core import TensorDict, _temporary_files
+from td_core._kinds.lazy_stack import LazyStackedTensorDict
+from td_core._python import regular_files as _regular_files
+from td_core._tree.node import Core
 from td_core.errors import FormatError
 from td_core.testing import assert_same
 from td_memmap import MemoryMappedTensor, _fs

@@ -14,7 +14,7 @@ import torch
 
 import td_memmap
 from td_core import TensorDict, lazy_stack
-from td_core._lazy_stack import LazyStackedTensorDict
+from td_core._kinds.lazy_stack import LazyStackedTensorDict
 from td_core.errors import FormatError
 from td_memmap import AppendError, _fs, append_memmap
 

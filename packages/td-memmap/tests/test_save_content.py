@@ -15,8 +15,8 @@ import torch
 
 import td_memmap
 from td_core import TensorDict
-from td_core._lazy_stack import LazyStackedTensorDict
-from td_core._params import TensorDictParams
+from td_core._kinds.lazy_stack import LazyStackedTensorDict
+from td_core._kinds.parameters import TensorDictParams
 from td_core.errors import FormatError, LockedError
 from td_memmap import MemoryMappedTensor
 

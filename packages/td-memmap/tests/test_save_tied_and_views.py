@@ -16,7 +16,7 @@ from torch import Tensor
 
 import td_memmap
 from td_core import TensorDict, lazy_stack
-from td_core._storage_backends import get_backends
+from td_core._tree.backends import get_backends
 from td_memmap import FileTakenError, MemoryMappedTensor, _fs
 
 

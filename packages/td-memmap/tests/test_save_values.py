@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from td_core import TensorDict
-from td_core._buffers import as_bytes
-from td_core._dtypes import STORABLE
-from td_core._lazy_stack import LazyStackedTensorDict
+from td_core._kinds.lazy_stack import LazyStackedTensorDict
+from td_core._torch.dtypes import STORABLE
+from td_core._tree.buffers import as_bytes
 from td_memmap import _chunks
 
 UNUSUAL_KEYS = [

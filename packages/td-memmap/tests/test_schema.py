@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from td_core import TensorDict
-from td_core._dtypes import POSITIONS, STORABLE
-from td_core._lazy_stack import LazyStackedTensorDict
+from td_core._kinds.lazy_stack import LazyStackedTensorDict
+from td_core._torch.dtypes import POSITIONS, STORABLE
 
 SCHEMA = json.loads(resources.files("td_memmap").joinpath("meta.schema.json").read_text())
 TYPES = {

@@ -14,7 +14,7 @@ import td_core
 import td_memmap
 from td_core import LockedError, TensorDict
 from td_core.__main__ import main
-from td_core._command_line import DAMAGED, GOOD
+from td_core._formats.command_line import DAMAGED, GOOD
 from td_memmap import MemoryMappedTensor
 
 

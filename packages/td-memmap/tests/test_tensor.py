@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict
-from td_core._buffers import as_bytes
-from td_core._dtypes import STORABLE
+from td_core._torch.dtypes import STORABLE
+from td_core._tree.buffers import as_bytes
 from td_core.errors import CodecError, FormatError
 from td_memmap import FileTakenError, MemoryMappedTensor, NoFileError
 

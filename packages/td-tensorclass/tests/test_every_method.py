@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from td_core import Description, TensorCollection, TensorDict
-from td_core._ops.packing import PackLayout
+from td_core._functions.packing import PackLayout
 from td_core.errors import LockedError
 from td_core.plugins.declarations import DECLARATIONS
 from td_tensorclass import NonTensorStack, TensorClass, UnknownFieldError, tensorclass

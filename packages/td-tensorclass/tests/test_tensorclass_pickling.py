@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict, decode, encode
-from td_core._nodes import KINDS
+from td_core._encode.node_kinds import KINDS
 from td_core.errors import FormatError
 from td_tensorclass import (
     TensorClass,

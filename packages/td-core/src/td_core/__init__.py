@@ -9,17 +9,12 @@ tensor(1)
 
 import typing as _typing
 
-from ._collector import pause_collector as _pause_collector
+from ._python.collector import pause_collector as _pause_collector
 
 with _pause_collector():
     # These register core's node kinds and pytrees.
-    from . import _core_kinds, _first_class_dims, _lazy_pytree, _mapped_dims, kinds, pickles  # noqa: F401
-    from ._base import TensorCollection, TensorDictBase, count_as_mapping, is_tensor_collection
-    from ._class_methods import make_classmethod
-    from ._coerce import Coercer
-    from ._decoding import decode
-    from ._dtypes import is_bool, is_floating, is_inexact, is_integer
-    from ._from_python import (
+    from . import kinds, pickles  # noqa: F401
+    from ._convert.from_python import (
         from_any,
         from_dict,
         from_list,
@@ -31,29 +26,43 @@ with _pause_collector():
         fromkeys,
         make_tensordict,
     )
+    from ._convert.parse_repr import parse_tensor_dict_string
+    from ._encode.decode import decode
+    from ._encode.node_kinds import Encoded, NodeKind, encode
+    from ._encode.records import Layout, Record
+    from ._encode.value_codec import join as join_value
+    from ._encode.value_codec import split as split_value
+    from ._encode.value_types import LeafSerializer, enum_serializer
+    from ._formats.saving import append, create, inspect, load, save, verify
+    from ._formats.saving import open as open  # noqa: A004  not in __all__: a star import must not hide the builtin function
+    from ._formats.serializers import Serializer
     from ._functions.collation import collate
     from ._functions.comparison import assert_allclose_td, assert_close
     from ._functions.grouping import group_by, isin, remove_duplicates
+    from ._functions.joining import (
+        cat,
+        dense_stack_tds,
+        lazy_stack,
+        maybe_dense_stack,
+        merge_tensordicts,
+        stack,
+    )
+    from ._functions.modules import from_module, from_modules
+    from ._functions.packing import PackLayout
+    from ._functions.select import pad
     from ._functions.sequences import pad_sequence, unpad_sequence
-    from ._keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
-    from ._lazy_stack import LazyStackedTensorDict
-    from ._linked_list import LinkedList
-    from ._mapping_views import default_is_leaf
-    from ._nodes import Encoded, NodeKind, encode
-    from ._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, merge_tensordicts, stack
-    from ._ops.modules import from_module, from_modules
-    from ._ops.packing import PackLayout
-    from ._ops.select import pad
-    from ._ops.shape import expand_as_right, expand_right
-    from ._params import TensorDictParams
-    from ._public_names import lazy_names as _lazy_names
-    from ._records import Layout, Record
-    from ._repr_parser import parse_tensor_dict_string
-    from ._roles import Buffer
-    from ._saving import append, create, inspect, load, save, verify
-    from ._saving import open as open  # noqa: A004  not in __all__: a star import must not hide the builtin function
-    from ._serializers import Serializer
-    from ._settings import (
+    from ._functions.shape import expand_as_right, expand_right
+    from ._kinds import first_class_dims as _first_class_dims  # noqa: F401
+    from ._kinds import lazy_stack_pytree as _lazy_stack_pytree  # noqa: F401
+    from ._kinds import registered as _registered  # noqa: F401
+    from ._kinds.lazy_stack import LazyStackedTensorDict
+    from ._kinds.parameters import TensorDictParams
+    from ._kinds.tensordict import TensorDict
+    from ._methods.collection import TensorCollection, TensorDictBase, count_as_mapping, is_tensor_collection
+    from ._python.linked_list import LinkedList
+    from ._python.method_factories import make_classmethod
+    from ._python.public_names import lazy_names as _lazy_names
+    from ._python.settings import (
         get_defaults_to_none,
         get_printoptions,
         lazy_legacy,
@@ -61,10 +70,12 @@ with _pause_collector():
         set_lazy_legacy,
         set_printoptions,
     )
-    from ._tensordict import TensorDict
-    from ._value_codec import join as join_value
-    from ._value_codec import split as split_value
-    from ._value_types import LeafSerializer, enum_serializer
+    from ._torch.dtypes import is_bool, is_floating, is_inexact, is_integer
+    from ._transforms import mapped_dims as _mapped_dims  # noqa: F401
+    from ._tree.coerce import Coercer
+    from ._tree.keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
+    from ._tree.roles import Buffer
+    from ._tree.views import default_is_leaf
     from ._version import __version__
     from .errors import (
         BatchSizeError,
@@ -114,21 +125,21 @@ __all__ = [
 
 # Most programs have no stored tensors and do not look into files, so these modules are imported at first use.
 if _typing.TYPE_CHECKING:
-    from ._background import TensorDictFuture as TensorDictFuture
-    from ._description import Description as Description
-    from ._description import DescriptionRow as DescriptionRow
-    from ._inspection import Problem as Problem
-    from ._inspection import Report as Report
-    from ._inspection import Tree as Tree
+    from ._convert.description import Description as Description
+    from ._convert.description import DescriptionRow as DescriptionRow
+    from ._encode.inspection import Problem as Problem
+    from ._encode.inspection import Report as Report
+    from ._encode.inspection import Tree as Tree
+    from ._formats.background import TensorDictFuture as TensorDictFuture
     from ._stored import StoredTensor as StoredTensor
 else:
     __getattr__ = _lazy_names(
         __name__,
         {
-            "._description": ["Description", "DescriptionRow"],
-            "._inspection": ["Problem", "Report", "Tree"],
+            "._convert.description": ["Description", "DescriptionRow"],
+            "._encode.inspection": ["Problem", "Report", "Tree"],
             "._stored": ["StoredTensor"],
-            "._background": ["TensorDictFuture"],
+            "._formats.background": ["TensorDictFuture"],
         },
     )[0]
 

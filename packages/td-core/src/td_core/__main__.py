@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ._command_line import run_command
-from ._locations import as_location
-from ._saving import inspect, load, save, verify
-from ._serializers import SERIALIZERS, list_options
+from ._formats.command_line import run_command
+from ._formats.locations import as_location
+from ._formats.saving import inspect, load, save, verify
+from ._formats.serializers import SERIALIZERS, list_options
 from .plugins.manager import plugins
 
 

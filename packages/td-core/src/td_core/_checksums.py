@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ._buffers import as_bytes
+from ._tree.buffers import as_bytes
 from .errors import FormatError
 
 if TYPE_CHECKING:

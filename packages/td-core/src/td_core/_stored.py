@@ -16,10 +16,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ._buffers import STORED
-from ._coerce import WRAPPED
-from ._locations import check_mode
-from ._public_names import set_module
+from ._formats.locations import check_mode
+from ._python.public_names import set_module
 from ._stored_blocks import find_row_blocks as find_row_blocks
 from ._stored_modes import WRAPPERS, RefusingSource, unwrap
 from ._stored_requests import (
@@ -31,13 +29,15 @@ from ._stored_requests import (
     write_points,
     write_view,
 )
-from ._torch_private import (
+from ._torch.private import (
     forbid_data_pointer,
     make_tracing_error,
     make_wrapper,
     pytree,
     without_torch_function,
 )
+from ._tree.buffers import STORED
+from ._tree.coerce import WRAPPED
 from .typing import DeviceType, Source, SourceIndex
 
 ResultT = TypeVar("ResultT")

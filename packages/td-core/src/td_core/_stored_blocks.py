@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ._buffers import is_stored
 from ._stored_modes import unwrap
+from ._tree.buffers import is_stored
 
 
 class Block(NamedTuple):

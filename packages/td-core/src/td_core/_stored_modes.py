@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from ._public_names import set_module
+from ._python.public_names import set_module
 from .errors import LockedError
 from .typing import Source, SourceIndex
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._buffers import is_stored
 from ._stored_blocks import count, find_block, get_strides
 from ._stored_modes import unwrap
+from ._tree.buffers import is_stored
 from .typing import Source, SourceIndex
 
 #: A write of more bytes than this is split into several, so that a large array can be filled or copied.

@@ -25,7 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from ._regular_files import check_replaceable
+from ._python.regular_files import check_replaceable
 
 ReadT = TypeVar("ReadT")
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ._node import Core
-from ._nodes import KINDS, NodeKind, find_subclass, get_class_name
-from ._pytree import register_kind
-from ._records import Record
+from ._encode.node_kinds import KINDS, NodeKind, find_subclass, get_class_name
+from ._encode.records import Record
+from ._transforms.pytree import register_kind
+from ._tree.node import Core
 
 __all__ = [
     "find",
@@ -114,7 +114,7 @@ def name_class(cls: type) -> str:
     """Return the name of a class of nodes in files, ``"module:qualname"``.
 
     >>> name_class(TensorDict)
-    'td_core._tensordict:TensorDict'
+    'td_core._kinds.tensordict:TensorDict'
     """
     return get_class_name(cls)
 

@@ -8,9 +8,9 @@ A package that reads pickles of another library registers a converter of their s
 True
 """
 
-from ._buffers import Leaves, unpack_leaves
-from ._pickling import rebuild_collection, set_foreign_state
-from ._public_names import lazy_names
+from ._encode.pickling import rebuild_collection, set_foreign_state
+from ._python.public_names import lazy_names
+from ._tree.buffers import Leaves, unpack_leaves
 
 __all__ = [  # noqa: F822  lazy
     "Leaves", "PrivateSource", "ReadOnlySource", "rebuild_collection", "rebuild_stored_tensor", "set_foreign_state",

@@ -17,30 +17,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._arrays import as_tensor
-from ._buffers import as_bytes, is_stored
-from ._check_lines import add_check_line, compare_check_line, has_check_line
-from ._collection import is_aliasing, show_path
-from ._devices import as_device, wait_for
-from ._dtypes import STORABLE, as_dtype
-from ._foreach import PLAIN
-from ._indexing import plan_index
-from ._keys import suggest_keys
-from ._locations import check_mode
-from ._locking import check_in_memory, check_unlocked, lock
-from ._nested_components import JaggedParts
-from ._node import LEAF_KINDS, EntrySchema
-from ._node import Core as Node
-from ._nodes import as_named, user_class
-from ._plans import MultiPlan, ShapePlan, as_batch_size
-from ._public_names import LazyFunction, lazy_names, set_module
-from ._pytree import register as register_pytree
-from ._saving import save_together
-from ._serializers import check_same_format
-from ._settings import Switch
-from ._shape_plans import stack_plan
-from ._storage_backends import Keeper, StorageBackend
-from ._torch_private import (
+from ._encode.check_lines import add_check_line, compare_check_line, has_check_line
+from ._encode.node_kinds import as_named, user_class
+from ._encode.value_codec import is_readable, is_same_value, parse_json
+from ._formats.locations import check_mode
+from ._formats.saving import save_together
+from ._formats.serializers import check_same_format
+from ._kinds.wrapper import Wrapper
+from ._plans.index import plan_index
+from ._plans.plans import MultiPlan, ShapePlan, as_batch_size
+from ._plans.shapes import stack_plan
+from ._python.public_names import LazyFunction, lazy_names, set_module
+from ._python.settings import Switch
+from ._torch.arrays import as_tensor
+from ._torch.dtypes import STORABLE, as_dtype
+from ._torch.kernels import PLAIN
+from ._torch.private import (
     count_users,
     foreach_kernel,
     guard_forms,
@@ -50,9 +42,17 @@ from ._torch_private import (
     pytree,
     without_torch_function,
 )
-from ._value_codec import is_readable, is_same_value, parse_json
-from ._walks import expand, visit, walk
-from ._wrapper import Wrapper
+from ._transforms.pytree import register as register_pytree
+from ._tree.backends import Keeper, StorageBackend
+from ._tree.buffers import as_bytes, is_stored
+from ._tree.components import JaggedParts
+from ._tree.defaults import is_aliasing, show_path
+from ._tree.devices import as_device, wait_for
+from ._tree.keys import suggest_keys
+from ._tree.locks import check_in_memory, check_unlocked, lock
+from ._tree.node import LEAF_KINDS, EntrySchema
+from ._tree.node import Core as Node
+from ._tree.walks import expand, visit, walk
 from ._writes.run import copy_all
 
 __all__ = [
@@ -154,7 +154,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ._tensordict import TensorDict
+    from ._kinds.tensordict import TensorDict
     from .typing import Names
 
     def make_dense(
@@ -167,25 +167,25 @@ if TYPE_CHECKING:
         """Build a TensorDict, or a node of a subclass, that holds the dict ``children`` itself, without checks."""
         ...
 else:
-    from ._node import make_dense
+    from ._tree.node import make_dense
 
 # For authors of formats. Imported at first use, since programs that do not save need none of it.
 if TYPE_CHECKING:
-    from ._background import make_reporter as make_reporter
-    from ._background import run_in_background as run_in_background
-    from ._background import run_parallel as run_parallel
     from ._checksums import Checksum as Checksum
-    from ._command_line import run_command as run_command
-    from ._encoded_tables import check_table as check_table
-    from ._encoded_tables import decode_table as decode_table
-    from ._encoded_tables import describe_table as describe_table
-    from ._encoded_tables import dump_table as dump_table
-    from ._encoded_tables import load_table as load_table
-    from ._encoded_tables import select_keys as select_keys
-    from ._file_identity import identify_file as identify_file
-    from ._inspection import show_size as show_size
-    from ._regular_files import check_regular as check_regular
-    from ._regular_files import open_regular as open_regular
+    from ._encode.inspection import show_size as show_size
+    from ._encode.tables import check_table as check_table
+    from ._encode.tables import decode_table as decode_table
+    from ._encode.tables import describe_table as describe_table
+    from ._encode.tables import dump_table as dump_table
+    from ._encode.tables import load_table as load_table
+    from ._encode.tables import select_keys as select_keys
+    from ._formats.background import make_reporter as make_reporter
+    from ._formats.background import run_in_background as run_in_background
+    from ._formats.background import run_parallel as run_parallel
+    from ._formats.command_line import run_command as run_command
+    from ._python.file_identity import identify_file as identify_file
+    from ._python.regular_files import check_regular as check_regular
+    from ._python.regular_files import open_regular as open_regular
     from ._temporary_files import NewDirectory as NewDirectory
     from ._temporary_files import NewFile as NewFile
     from ._temporary_files import allocate_file as allocate_file
@@ -194,15 +194,15 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "td_core._background": ["make_reporter", "run_in_background", "run_parallel"],
-            "td_core._command_line": ["run_command"],
-            "td_core._encoded_tables": [
+            "td_core._formats.background": ["make_reporter", "run_in_background", "run_parallel"],
+            "td_core._formats.command_line": ["run_command"],
+            "td_core._encode.tables": [
                 "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",
             ],
-            "td_core._file_identity": ["identify_file"],
-            "td_core._inspection": ["show_size"],
+            "td_core._python.file_identity": ["identify_file"],
+            "td_core._encode.inspection": ["show_size"],
             "td_core._checksums": ["Checksum"],
-            "td_core._regular_files": ["check_regular", "open_regular"],
+            "td_core._python.regular_files": ["check_regular", "open_regular"],
             "td_core._temporary_files": [
                 "NewDirectory", "NewFile", "allocate_file", "read_unreplaced",
             ],

@@ -10,17 +10,17 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ._buffers import has_memory
-from ._dtypes import SHORT_NAMES
-from ._inspection import show_size
-from ._mapping_views import list_foreign
-from ._nested_components import get_parts
-from ._node import Core
-from ._nodes import encode
-from ._ops.shared_memory import group_overlapping
-from ._public_names import set_module
-from ._ragged import get_display_shape
-from ._walks import expand, has_entries
+from .._encode.inspection import show_size
+from .._encode.node_kinds import encode
+from .._python.public_names import set_module
+from .._torch.dtypes import SHORT_NAMES
+from .._tree.buffers import has_memory
+from .._tree.components import get_parts
+from .._tree.node import Core
+from .._tree.ragged import get_display_shape
+from .._tree.shared_memory import group_overlapping
+from .._tree.views import list_foreign
+from .._tree.walks import expand, has_entries
 
 __all__ = ["Description", "DescriptionRow"]
 

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._coerce import COERCERS, build_nested, coerce, get_struct_fields
-from ._devices import as_device
-from ._dim_names import check_names
-from ._dtypes import as_dtype
-from ._node import Core, get_all_entries, make_dense
-from ._ops.joining import lazy_stack, maybe_dense_stack, stack
-from ._plans import as_batch_size
-from ._saving import create
-from ._serializers import DEFAULT_FORMAT, SERIALIZERS
-from ._walks import has_entries, visit
-from .errors import BatchSizeError, StructureError
-from .typing import BatchSize, DeviceType, DtypeLike, NestedKey
+from .._formats.saving import create
+from .._formats.serializers import DEFAULT_FORMAT, SERIALIZERS
+from .._functions.joining import lazy_stack, maybe_dense_stack, stack
+from .._plans.plans import as_batch_size
+from .._torch.dtypes import as_dtype
+from .._tree.coerce import COERCERS, build_nested, coerce, get_struct_fields
+from .._tree.devices import as_device
+from .._tree.dim_names import check_names
+from .._tree.node import Core, get_all_entries, make_dense
+from .._tree.walks import has_entries, visit
+from ..errors import BatchSizeError, StructureError
+from ..typing import BatchSize, DeviceType, DtypeLike, NestedKey
 
 __all__ = [
     "from_any", "from_dict", "from_list", "from_namedtuple", "from_pytree", "from_schema",

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ._dtypes import NAMES, SHORT_NAMES
-from ._node import make_dense
+from .._torch.dtypes import NAMES, SHORT_NAMES
+from .._tree.node import make_dense
 
 __all__ = ["parse_tensor_dict_string"]
 

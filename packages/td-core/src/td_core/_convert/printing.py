@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ._buffers import is_stored
-from ._collection import unwrap_entry
-from ._description import Description, describe
-from ._dtypes import SHORT_NAMES
-from ._inspection import show_size
-from ._node import Child, Core, make_dense
-from ._pytree import leaves_below
-from ._ragged import get_display_shape, merge_shapes
-from ._settings import SETTINGS
-from ._walks import expand, has_entries
-from .errors import StructureError
+from .._encode.inspection import show_size
+from .._python.settings import SETTINGS
+from .._torch.dtypes import SHORT_NAMES
+from .._transforms.pytree import leaves_below
+from .._tree.buffers import is_stored
+from .._tree.defaults import unwrap_entry
+from .._tree.node import Child, Core, make_dense
+from .._tree.ragged import get_display_shape, merge_shapes
+from .._tree.walks import expand, has_entries
+from ..errors import StructureError
+from .description import Description, describe
 
 _WIDTH = 80
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from . import _from_python as source
-from ._class_methods import make_classmethod
-from ._coerce import coerce
-from ._collection import show_path
-from ._from_python import NON_STRING_KEY, PYTREE_TYPE
-from ._linked_list import LinkedList
-from ._node import Child, Core, convert_level, copy_leaf, get_all_entries, make_dense
-from ._walks import has_entries, map_levels
-from ._writes.check import describe_leaf, rephrase_error
-from .errors import DepthError
-from .typing import BatchSize, DeviceType
+from .._python.linked_list import LinkedList
+from .._python.method_factories import make_classmethod
+from .._tree.coerce import coerce
+from .._tree.defaults import show_path
+from .._tree.node import Child, Core, convert_level, copy_leaf, get_all_entries, make_dense
+from .._tree.walks import has_entries, map_levels
+from .._writes.check import describe_leaf, rephrase_error
+from ..errors import DepthError
+from ..typing import BatchSize, DeviceType
+from . import from_python as source
+from .from_python import NON_STRING_KEY, PYTREE_TYPE
 
 ConvertTensors = bool | Literal["numpy"]
 

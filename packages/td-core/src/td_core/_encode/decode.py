@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ._collection import show_path
-from ._devices import fix_decoded_devices
-from ._node import Core
-from ._nodes import KINDS, Encoded, NodeKind, Row, find_subclass, get_key_path, user_class
-from ._records import Record
-from .errors import FormatError, MissingPluginError, StructureError
+from .._tree.defaults import show_path
+from .._tree.devices import fix_decoded_devices
+from .._tree.node import Core
+from ..errors import FormatError, MissingPluginError, StructureError
+from .node_kinds import KINDS, Encoded, NodeKind, Row, find_subclass, get_key_path, user_class
+from .records import Record
 
 
 def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = False) -> Any:

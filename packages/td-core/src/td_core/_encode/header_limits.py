@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .errors import FormatError
+from ..errors import FormatError
 
 _TOO_LARGE = 1 << 63
 _MOST_DIMS = 64

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._public_names import set_module
-from ._walks import expand, visit
+from .._python.public_names import set_module
+from .._tree.walks import expand, visit
 
 __all__ = ["Problem", "Report", "Tree", "make_printable", "show_size"]
 

@@ -22,13 +22,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ._buffers import as_memory
-from ._collection import show_path
-from ._node import Core
-from ._public_names import set_module
-from ._records import Layout, Record
-from ._walks import expand
-from .errors import PluginError, StructureError, TensorDictError
+from .._python.public_names import set_module
+from .._tree.buffers import as_memory
+from .._tree.defaults import show_path
+from .._tree.node import Core
+from .._tree.walks import expand
+from ..errors import PluginError, StructureError, TensorDictError
+from .records import Layout, Record
 
 #: One row of the table of an encoded tree, described in :class:`Encoded`; JSON can store it.
 Row = dict[str, Any]

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._buffers import Leaves
-from ._collection import add_key_note
-from ._decoding import decode, decode_all
-from ._devices import fix_decoded_devices
-from ._foreach import PLAIN
-from ._nested_components import JaggedParts, get_parts
-from ._node import Core
-from ._nodes import KINDS, Encoded, encode, get_key_path
-from ._public_names import set_module
-from ._storage_backends import get_backends
-from ._torch_private import get_cached_seqlens, get_ragged_dim
+from .._python.public_names import set_module
+from .._torch.kernels import PLAIN
+from .._torch.private import get_cached_seqlens, get_ragged_dim
+from .._tree.backends import get_backends
+from .._tree.buffers import Leaves
+from .._tree.components import JaggedParts, get_parts
+from .._tree.defaults import add_key_note
+from .._tree.devices import fix_decoded_devices
+from .._tree.node import Core
+from .decode import decode, decode_all
+from .node_kinds import KINDS, Encoded, encode, get_key_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -230,9 +230,4 @@ class PickleMixin(Core):
         return copied
 
 
-def rebuild(*parts: Any) -> object:
-    """Rebuild a collection. Files of earlier releases refer to this alias of ``rebuild_collection``."""
-    return rebuild_collection(*parts)
-
-
-torch.serialization.add_safe_globals([rebuild_collection, rebuild])
+torch.serialization.add_safe_globals([rebuild_collection])

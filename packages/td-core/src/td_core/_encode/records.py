@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._dim_names import check_names
-from ._node import Child, Core
-from ._plans import as_batch_size
-from ._public_names import set_module
-from .typing import Names
+from .._plans.plans import as_batch_size
+from .._python.public_names import set_module
+from .._tree.dim_names import check_names
+from .._tree.node import Child, Core
+from ..typing import Names
 
 _NONE = type(None)
 

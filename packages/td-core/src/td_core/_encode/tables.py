@@ -16,15 +16,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ._collection import show_path
-from ._decoding import decode
-from ._header_limits import get_most_nodes, refuse_nodes
-from ._inspection import Tree
-from ._keys import unravel_key_to_tuple
-from ._nodes import KINDS, Encoded, Row, sort_topologically
-from ._value_codec import join, split
-from .errors import CodecError, FormatError, KeyPathError, MissingPluginError, TensorDictError
-from .typing import NestedKey
+from .._tree.defaults import show_path
+from .._tree.keys import unravel_key_to_tuple
+from ..errors import CodecError, FormatError, KeyPathError, MissingPluginError, TensorDictError
+from ..typing import NestedKey
+from .decode import decode
+from .header_limits import get_most_nodes, refuse_nodes
+from .inspection import Tree
+from .node_kinds import KINDS, Encoded, Row, sort_topologically
+from .value_codec import join, split
 
 #: Version of the header.
 VERSION = 1

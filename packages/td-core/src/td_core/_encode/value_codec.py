@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._check_lines import compare_check_line
-from ._value_types import VALUES
-from ._walks import expand
-from .errors import CodecError, FormatError, MissingPluginError
+from .._tree.walks import expand
+from ..errors import CodecError, FormatError, MissingPluginError
+from .check_lines import compare_check_line
+from .value_types import VALUES
 
 #: Maximum nesting of a value; each conversion to a simpler value counts as one level. Python's json fails at about
 #: a thousand levels, and a sidecar needs two per level of the value.

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ._dtypes import NAMES
-from ._public_names import set_module
-from ._type_names import NamedTypes, find_imported, is_type_name
-from .errors import PluginError
+from .._python.public_names import set_module
+from .._python.type_names import NamedTypes, find_imported, is_type_name
+from .._torch.dtypes import NAMES
+from ..errors import PluginError
 
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
 

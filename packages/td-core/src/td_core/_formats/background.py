@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from ._public_names import set_module
-from .typing import Progress
+from .._python.public_names import set_module
+from ..typing import Progress
 
 
 @set_module("td_core")

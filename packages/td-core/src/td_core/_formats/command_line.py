@@ -8,8 +8,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from ._inspection import make_printable
-from .errors import FormatError, TensorDictError
+from .._encode.inspection import make_printable
+from ..errors import FormatError, TensorDictError
 
 #: Exit codes: success, a damaged save, a failed command.
 GOOD, DAMAGED, FAILED = 0, 1, 2

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ._regular_files import open_regular
-from ._type_names import is_instance_of_named
+from .._python.regular_files import open_regular
+from .._python.type_names import is_instance_of_named
 
 #: A local path, a URL as a string, or an object that a format accepts in place of a path.
 Location = Any

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from ._buffers import as_memory, is_stored, list_row_blocks
-from ._inspection import Report, Tree
-from ._locations import Location, as_location, check_mode, show_location
-from ._node import Core
-from ._nodes import as_named
-from ._serializers import SERIALIZERS, Serializer, check_options, list_options
-from .errors import BatchSizeError, CodecError, WorkerError
-from .plugins.declarations import shows, takes
-from .plugins.memmap_methods import MemmapOptions
-from .typing import NestedKey
+from .._encode.inspection import Report, Tree
+from .._encode.node_kinds import as_named
+from .._tree.buffers import as_memory, is_stored, list_row_blocks
+from .._tree.node import Core
+from ..errors import BatchSizeError, CodecError, WorkerError
+from ..plugins.declarations import shows, takes
+from ..plugins.memmap_methods import MemmapOptions
+from ..typing import NestedKey
+from .locations import Location, as_location, check_mode, show_location
+from .serializers import SERIALIZERS, Serializer, check_options, list_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
-from ._locations import Location, can_use_location, has_suffix, read_head, show_location
-from ._node import Core
-from ._nodes import as_named
-from .errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
+from .._encode.node_kinds import as_named
+from .._tree.node import Core
+from ..errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
+from .locations import Location, can_use_location, has_suffix, read_head, show_location
 
 if TYPE_CHECKING:
-    from ._inspection import Report, Tree
+    from .._encode.inspection import Report, Tree
 
 DEFAULT_FORMAT = "memmap"
 _DEFAULT_PROVIDER = "td-memmap"

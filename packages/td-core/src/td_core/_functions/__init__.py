@@ -1,1 +1,1 @@
-"""Functions on collections, one concept per module."""
+"""Operations on nodes that need more than one level or leaf, one concept for each module."""

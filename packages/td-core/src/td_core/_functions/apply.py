@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._coerce import coerce
-from .._collection import add_key_note, leaf_node_mismatch_error, missing_key_error, show_path
-from .._devices import as_device
-from .._dim_names import check_names
-from .._locking import check_unlocked
-from .._mapping_views import IsLeaf
-from .._node import LEAF_KINDS, Child, Core, replace_leaves
-from .._plans import as_batch_size
-from .._walks import has_entries
+from .._plans.plans import as_batch_size
+from .._tree.batch_sizes import fit_batch_size
+from .._tree.coerce import coerce
+from .._tree.defaults import add_key_note, leaf_node_mismatch_error, missing_key_error, show_path
+from .._tree.devices import as_device
+from .._tree.dim_names import check_names
+from .._tree.locks import check_unlocked
+from .._tree.node import LEAF_KINDS, Child, Core, replace_leaves
+from .._tree.shared_memory import are_equal, get_memory_key, may_share_memory
+from .._tree.views import IsLeaf
+from .._tree.walks import has_entries
 from .._writes.check import check_copied
+from .._writes.parameters import find_data
 from .._writes.run import Transaction
 from .._writes.update import Update
 from ..errors import BatchSizeError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
-from .batch_size import fit_batch_size
 from .operands import write_result
-from .parameter_writes import find_data
-from .shared_memory import are_equal, get_memory_key, may_share_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self

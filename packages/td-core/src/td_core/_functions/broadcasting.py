@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import has_lazy_stack
-from .._dim_names import set_batch_size
-from .._dtypes import cast_for_promotion
-from .._element_plans import align_dims
-from .._foreach import PLAIN, expand_operands
-from .._node import Core, CoreT
-from .._plan_steps import Shape, remove_size
-from .._plans import broadcast_shape
-from .._ragged import get_display_shape
-from .._walks import has_entries, visit, walk, zip_walk
+from .._plans.elements import align_dims
+from .._plans.plans import broadcast_shape
+from .._plans.steps import Shape, remove_size
+from .._torch.dtypes import cast_for_promotion
+from .._torch.kernels import PLAIN, expand_operands
+from .._tree.defaults import has_lazy_stack
+from .._tree.dim_names import set_batch_size
+from .._tree.node import Core, CoreT
+from .._tree.ragged import get_display_shape
+from .._tree.walks import has_entries, visit, walk, zip_walk
 
 
 def expand_to_match(item: CoreT, beside: Core, size: tuple[int, ...]) -> CoreT:

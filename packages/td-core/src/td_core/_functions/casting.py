@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from typing_extensions import Self
 
-from .._arrays import as_tensor
-from .._collection import call_once_per_leaf, get_data
-from .._devices import as_device, set_device_labels
-from .._dtypes import as_dtype
-from .._node import Core, copy_leaf
-from .._plan_steps import GatherMap, Shape
-from .._plans import WholePlan, as_ints
-from .._storage_backends import get_backends
-from .._torch_private import get_base
-from .._walks import has_entries, list_nested, walk
+from .._plans.plans import WholePlan, as_ints
+from .._plans.steps import GatherMap, Shape
+from .._torch.arrays import as_tensor
+from .._torch.dtypes import as_dtype
+from .._torch.private import get_base
+from .._tree.backends import get_backends
+from .._tree.defaults import call_once_per_leaf, get_data
+from .._tree.devices import as_device, set_device_labels
+from .._tree.node import Core, copy_leaf
+from .._tree.walks import has_entries, list_nested, walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault

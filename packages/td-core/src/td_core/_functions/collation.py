@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from .._keys import unravel_key_to_tuple
-from .._node import Core
-from .._ops.joining import maybe_dense_stack
-from .._ragged import pad_to
-from .._torch_private import default_collate_functions
+from .._torch.private import default_collate_functions
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import Core
+from .._tree.ragged import pad_to
 from ..errors import StructureError
 from ..typing import NestedKey
+from .joining import maybe_dense_stack
 
 __all__ = ["collate"]
 

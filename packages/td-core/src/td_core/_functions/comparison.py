@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._buffers import as_memory, has_memory
-from .._collection import check_same_form, show_path, unwrap_entry
-from .._keys import unravel_key_to_tuple
-from .._nested_components import has_same_components
-from .._node import Core
-from .._ops.operands import pair_unset
-from .._torch_private import without_torch_function
-from .._walks import visit
+from .._torch.private import without_torch_function
+from .._tree.buffers import as_memory, has_memory
+from .._tree.components import has_same_components
+from .._tree.defaults import check_same_form, show_path, unwrap_entry
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import Core
+from .._tree.walks import visit
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
+from .operands import pair_unset
 
 __all__ = ["assert_allclose_td", "assert_close"]
 

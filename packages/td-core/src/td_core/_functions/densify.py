@@ -8,9 +8,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from .._node import Child, Core
-from .._ragged import fill_gaps, get_display_shape, make_nested_tensor
-from .._walks import has_entries, list_holders
+from .._tree.node import Child, Core
+from .._tree.ragged import fill_gaps, get_display_shape, make_nested_tensor
+from .._tree.walks import has_entries, list_holders
 
 
 def list_dense_entries(

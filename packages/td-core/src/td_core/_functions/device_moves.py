@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._buffers import as_memory, has_memory, is_stored
-from .._collection import unwrap_entry
-from .._devices import as_device, set_device_labels, wait_for
-from .._dtypes import as_dtype
-from .._foreach import PLAIN
-from .._locking import check_in_memory, check_unlocked_below
-from .._node import Core, identity
-from .._storage_backends import get_backends
-from .._walks import zip_walk
+from .._torch.dtypes import as_dtype
+from .._torch.kernels import PLAIN
+from .._tree.backends import get_backends
+from .._tree.buffers import as_memory, has_memory, is_stored
+from .._tree.defaults import unwrap_entry
+from .._tree.devices import as_device, set_device_labels, wait_for
+from .._tree.locks import check_in_memory, check_unlocked_below
+from .._tree.node import Core, identity
+from .._tree.walks import zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NestedKey, NoDefault
 from .dtypes import CASTS, CastFilter, DtypeMixin, cast_some

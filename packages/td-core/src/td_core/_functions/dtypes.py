@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._class_methods import name_method
-from .._dtypes import METHODS, NAMES, ROWS
-from .._foreach import PLAIN
-from .._node import Core
+from .._python.method_factories import name_method
+from .._torch.dtypes import METHODS, NAMES, ROWS
+from .._torch.kernels import PLAIN
+from .._tree.node import Core
 from ..typing import NestedKey
 from .operands import run_each_leaf
 
@@ -104,7 +104,7 @@ class DtypeMixin(Core):
 
     __slots__ = ()
 
-    # Begin of casts: written by tools/generate_methods.py from the table in td_core/_dtypes.py.
+    # Begin of casts: written by tools/generate_methods.py from the table in td_core/_torch/dtypes.py.
     bfloat16 = make_cast("bfloat16")
     bool = make_cast("bool")
     complex128 = make_cast("complex128")

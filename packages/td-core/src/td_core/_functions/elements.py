@@ -8,8 +8,8 @@ from operator import methodcaller
 from torch import Tensor
 from typing_extensions import Self
 
-from .. import _element_plans as elements
-from .._plans import as_ints, check_ints, wrap_dim
+from .._plans import elements as elements
+from .._plans.plans import as_ints, check_ints, wrap_dim
 from ..errors import DimError
 from .locking import write_back_on_exit
 from .shape import ShapeMixin, adopt_result, parse_ints, write_back

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor, strided
 
-from .._coerce import build_nested, coerce
-from .._collection import (
+from .._python.settings import SETTINGS
+from .._tree.coerce import build_nested, coerce
+from .._tree.defaults import (
     add_nested,
     check_cycle,
     get_entry,
@@ -18,10 +19,12 @@ from .._collection import (
     show_path,
     unwrap_entry,
 )
-from .._dim_names import inherit_names, join_names, take_names
-from .._keys import is_key, unravel_key_to_tuple
-from .._locking import check_unlocked
-from .._mapping_views import (
+from .._tree.dim_names import inherit_names, join_names, take_names
+from .._tree.keys import is_key, unravel_key_to_tuple
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core, CoreT, make_dense
+from .._tree.ragged import convert_form, find_holders, list_distinct_members
+from .._tree.views import (
     CollectionItems,
     CollectionKeys,
     CollectionValues,
@@ -29,15 +32,12 @@ from .._mapping_views import (
     LevelKeys,
     has_plain_entries,
 )
-from .._node import Child, Core, CoreT, make_dense
-from .._ragged import convert_form, find_holders, list_distinct_members
-from .._settings import SETTINGS
-from .._walks import has_entries, list_holders, visit
+from .._tree.walks import has_entries, list_holders, visit
+from .._writes.parameters import write_unrecorded
 from .._writes.rows import pair_rows
 from .._writes.update import write_entry
 from ..errors import DimNamesError, KeyPathError, KeyThroughLeafError, StructureError, TensorDictError
 from ..typing import NO_DEFAULT, NestedKey
-from .parameter_writes import write_unrecorded
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import show_path
-from .._foreach import Op
-from .._node import LEAF_KINDS, Core, make_dense
-from .._walks import has_entries, map_levels, zip_walk
+from .._torch.kernels import Op
+from .._tree.defaults import show_path
+from .._tree.node import LEAF_KINDS, Core, make_dense
+from .._tree.walks import has_entries, map_levels, zip_walk
 from ..errors import StructureError
 from .operands import CoreT, Operand, combine, compare_values, convert_values, run_each_leaf
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import check_same_form, show_path
-from .._node import LEAF_KINDS, Core
-from .._walks import has_entries, visit
+from .._tree.defaults import check_same_form, show_path
+from .._tree.node import LEAF_KINDS, Core
+from .._tree.walks import has_entries, visit
 from ..errors import KeyMismatchError, StructureError
 
 Pairs = list[tuple[Tensor, Tensor]]

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import get_entry, missing_key_error
-from .._keys import unravel_key_to_tuple
-from .._node import Core
-from .._walks import has_entries
+from .._tree.defaults import get_entry, missing_key_error
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import Core
+from .._tree.walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 

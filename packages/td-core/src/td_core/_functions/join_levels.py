@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from .._collection import check_same_keys, leaf_node_mismatch_error, show_path
-from .._nested_components import cat_components
-from .._node import Child
-from .._plans import ShapePlan
-from .._ragged import get_display_shape
-from .._shape_plans import Join
+from .._plans.plans import ShapePlan
+from .._plans.shapes import Join
+from .._tree.components import cat_components
+from .._tree.defaults import check_same_keys, leaf_node_mismatch_error, show_path
+from .._tree.node import Child
+from .._tree.ragged import get_display_shape
 from ..errors import StructureError
 
 ChildT = TypeVar("ChildT", bound=Child)

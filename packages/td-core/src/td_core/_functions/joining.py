@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._class_methods import make_classmethod
-from .._collection import (
+from .._plans.plans import wrap_dim
+from .._plans.shapes import Join, cat_plan, stack_plan
+from .._python.method_factories import make_classmethod
+from .._tree.defaults import (
     add_key_note,
     check_same_form,
     get_entry,
@@ -23,13 +25,11 @@ from .._collection import (
     leaf_node_mismatch_error,
     show_path,
 )
-from .._keys import unravel_key_to_tuple
-from .._locking import check_unlocked
-from .._node import Child, Core, identity
-from .._plans import wrap_dim
-from .._ragged import convert_form
-from .._shape_plans import Join, cat_plan, stack_plan
-from .._walks import get_path, has_entries, visit, walk_levels
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core, identity
+from .._tree.ragged import convert_form
+from .._tree.walks import get_path, has_entries, visit, walk_levels
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .join_levels import unify_kinds

@@ -8,8 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._locking import lock, unlock
-from .._node import Core, Undo
+from .._tree.locks import lock, unlock
+from .._tree.node import Core, Undo
 from ..errors import StructureError
 
 if TYPE_CHECKING:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._buffers import is_stored
-from .._collection import (
+from .._plans.plans import wrap_dim
+from .._tree.batch_sizes import infer_batch_sizes
+from .._tree.buffers import is_stored
+from .._tree.components import get_parts
+from .._tree.defaults import (
     get_parent,
     get_tree_children,
     has_lazy_stack,
@@ -17,19 +20,16 @@ from .._collection import (
     show_path,
     unwrap_entry,
 )
-from .._devices import set_device_labels
-from .._dim_names import check_names, check_tails
-from .._keys import unravel_key_to_tuple
-from .._locking import check_no_entry
-from .._nested_components import get_parts
-from .._node import Child, Core, make_dense
-from .._plans import wrap_dim
-from .._ragged import get_display_shape, list_distinct_members
-from .._walks import expand, has_entries, list_holders, list_nested, walk
+from .._tree.devices import set_device_labels
+from .._tree.dim_names import check_names, check_tails
+from .._tree.key_trees import filter_entries
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.locks import check_no_entry
+from .._tree.node import Child, Core, make_dense
+from .._tree.ragged import get_display_shape, list_distinct_members
+from .._tree.walks import expand, has_entries, list_holders, list_nested, walk
 from ..errors import DimNamesError, StructureError
 from ..typing import Names, NestedKey
-from .batch_size import infer_batch_sizes
-from .key_trees import filter_entries
 
 if TYPE_CHECKING:
     from typing_extensions import Self

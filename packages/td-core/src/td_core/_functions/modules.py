@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._collection import show_path
-from .._foreach import PLAIN
-from .._keys import unravel_key_to_tuple
-from .._node import LEAF_KINDS, Child, Core, make_dense
-from .._roles import (
+from .._torch.kernels import PLAIN
+from .._torch.lazy_parameters import WITHOUT_SHAPE, stack_without_shapes, take_member
+from .._torch.private import functorch_level
+from .._tree.defaults import show_path
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import LEAF_KINDS, Child, Core, make_dense
+from .._tree.roles import (
     as_buffer,
     is_buffer,
     is_differentiable,
@@ -24,11 +26,9 @@ from .._roles import (
     mark_buffer,
     unwrap_parameter,
 )
-from .._torch_private import functorch_level
 from .._writes.check import check_copied, describe_leaf
 from .._writes.run import Transaction
 from ..errors import KeyPathError, StructureError
-from .lazy_parameters import WITHOUT_SHAPE, stack_without_shapes, take_member
 from .locking import undo_on_exit
 from .shape import same_memory
 

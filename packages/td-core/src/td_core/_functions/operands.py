@@ -14,20 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor
-from .._coerce import COERCERS
-from .._collection import check_keys, check_same_form, check_same_keys, leaf_node_mismatch_error, show_path
-from .._dtypes import keep_scalar
-from .._element_plans import align_dims
-from .._foreach import (
-    Op,
-    foreach,
-)
-from .._mapping_views import list_foreign
-from .._node import LEAF_KINDS, Core, Walked, concurrent_change_error
-from .._plans import ShapePlan, broadcast_shape
-from .._ragged import get_display_shape
-from .._walks import has_entries, map_levels, zip_walk
+from .._plans.elements import align_dims
+from .._plans.plans import ShapePlan, broadcast_shape
+from .._torch.arrays import as_tensor
+from .._torch.dtypes import keep_scalar
+from .._torch.kernels import Op, foreach
+from .._tree.coerce import COERCERS
+from .._tree.defaults import check_keys, check_same_form, check_same_keys, leaf_node_mismatch_error, show_path
+from .._tree.node import LEAF_KINDS, Core, Walked, concurrent_change_error
+from .._tree.ragged import get_display_shape
+from .._tree.views import list_foreign
+from .._tree.walks import has_entries, map_levels, zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from .._writes.inplace import write_leaves
 from .._writes.run import clone_overlapping

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import show_path
-from .._keys import unravel_key_to_tuple
-from .._node import Core, get_all_entries, make_dense
-from .._plans import wrap_dim
-from .._public_names import set_module
-from .._walks import has_entries
+from .._plans.plans import wrap_dim
+from .._python.public_names import set_module
+from .._tree.defaults import show_path
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import Core, get_all_entries, make_dense
+from .._tree.walks import has_entries
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .padding import make_mask, pad_node

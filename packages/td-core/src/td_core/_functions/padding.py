@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import check_same_form, show_path
-from .._element_plans import pad_plan
-from .._keys import unravel_key_to_tuple
-from .._node import Child, Core, make_dense
-from .._ragged import make_padded_tensor
-from .._torch_private import get_ragged_dim
-from .._walks import has_entries, map_levels, visit
+from .._plans.elements import pad_plan
+from .._torch.private import get_ragged_dim
+from .._tree.defaults import check_same_form, show_path
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import Child, Core, make_dense
+from .._tree.ragged import make_padded_tensor
+from .._tree.walks import has_entries, map_levels, visit
 from ..errors import StructureError
 
 Path = tuple[str, ...]

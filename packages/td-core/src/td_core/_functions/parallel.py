@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._collection import clone_detached
-from .._mapping_views import is_leaf_or_value
-from .._node import Core
-from .._workers import run, run_task
+from .._python.workers import run, run_task
+from .._tree.defaults import clone_detached
+from .._tree.node import Core
+from .._tree.views import is_leaf_or_value
 from .joining import cat, stack
 from .operands import write_result
 

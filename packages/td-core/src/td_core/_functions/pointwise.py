@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._class_methods import name_method
-from .._coerce import build_nested
-from .._dtypes import ScalarBeside, dtype_beside
-from .._foreach import Op, foreach, make_op
-from .._node import Core, make_dense
-from .._operators import OPERATIONS, Operation
-from .._plans import broadcast_shape
-from .._torch_private import foreach_kernel
+from .._plans.plans import broadcast_shape
+from .._python.method_factories import name_method
+from .._torch.dtypes import ScalarBeside, dtype_beside
+from .._torch.kernels import Op, foreach, make_op
+from .._torch.operators import OPERATIONS, Operation
+from .._torch.private import foreach_kernel
+from .._tree.coerce import build_nested
+from .._tree.node import Core, make_dense
 from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
 from ..errors import StructureError
@@ -309,7 +309,7 @@ class PointwiseMixin(Core):
     #: None makes numpy return NotImplemented, so that ``array + td`` calls ``td.__radd__``.
     __array_ufunc__ = None
 
-    # Begin of operations: written by tools/generate_methods.py from the table in td_core/_operators.py.
+    # Begin of operations: written by tools/generate_methods.py from the table in td_core/_torch/operators.py.
     abs = make_unary("abs", "[-1.5, 0.5]", "tensor([1.5000, 0.5000])")
     abs_ = make_unary_inplace("abs_")
     __abs__ = abs

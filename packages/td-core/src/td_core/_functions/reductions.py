@@ -16,23 +16,24 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._collection import show_path
-from .._dtypes import as_dtype
-from .._foreach import foreach, make_op
-from .._node import Core, identity, make_dense
-from .._plans import ShapePlan, as_int, wrap_dim
-from .._walks import has_entries, visit, zip_walk
+from .._plans.plans import ShapePlan, as_int, wrap_dim
+from .._plans.reductions import (
+    Pair,
+    flatten_features,
+    make_call,
+    make_single_dim_call,
+    reduce_plan,
+    scan_plan,
+)
+from .._torch.dtypes import as_dtype
+from .._torch.kernels import foreach, make_op
+from .._tree.defaults import show_path
+from .._tree.node import Core, identity, make_dense
+from .._tree.walks import has_entries, visit, zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
-from .dim_plans import Pair, flatten_features, make_call, make_single_dim_call, reduce_plan, scan_plan
-from .operands import (
-    raise_at_entry,
-    raise_at_leaf,
-    run_each_leaf,
-    transform,
-    write_result,
-)
+from .operands import raise_at_entry, raise_at_leaf, run_each_leaf, transform, write_result
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., Any])

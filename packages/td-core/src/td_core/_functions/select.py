@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from .. import _element_plans as elements
-from .._arrays import as_tensor
-from .._dim_names import set_batch_size
-from .._dtypes import keep_scalar
-from .._foreach import Op, foreach, make_op
-from .._nested_components import join_components
-from .._node import Core
-from .._plans import broadcast_shape
-from .._walks import visit
+from .._plans import elements as elements
+from .._plans.plans import broadcast_shape
+from .._torch.arrays import as_tensor
+from .._torch.dtypes import keep_scalar
+from .._torch.kernels import Op, foreach, make_op
+from .._tree.components import join_components
+from .._tree.dim_names import set_batch_size
+from .._tree.node import Core
+from .._tree.walks import visit
 from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
 from ..errors import BatchSizeError, StructureError

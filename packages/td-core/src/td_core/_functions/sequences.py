@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._coerce import COERCERS
-from .._collection import show_path
-from .._keys import unravel_key_to_tuple
-from .._node import Core
-from .._ops.joining import cat, lazy_stack, stack
-from .._ops.padding import get_largest_size, stack_padded
-from .._plan_steps import remove_size
-from .._ragged import make_padded_tensor
-from .._walks import has_entries
+from .._plans.steps import remove_size
+from .._tree.coerce import COERCERS
+from .._tree.defaults import show_path
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import Core
+from .._tree.ragged import make_padded_tensor
+from .._tree.walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
+from .joining import cat, lazy_stack, stack
+from .padding import get_largest_size, stack_padded
 
 __all__ = ["pad_sequence", "unpad_sequence"]
 

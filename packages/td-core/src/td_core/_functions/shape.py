@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .. import _shape_plans as shapes
-from .._buffers import index_leaves
-from .._collection import has_lazy_stack, unwrap_entry
-from .._dim_names import set_batch_size
-from .._dtypes import as_dtype
-from .._element_plans import append_dims
-from .._indexing import plan_index
-from .._locking import check_unlocked
-from .._node import Child, Core
-from .._plans import ShapePlan, WholePlan, as_ints, check_ints
-from .._torch_private import functorch_level, get_base
-from .._value_codec import is_same_value
-from .._walks import has_entries, map_levels, visit
+from .._encode.value_codec import is_same_value
+from .._plans import shapes as shapes
+from .._plans.elements import append_dims
+from .._plans.index import plan_index
+from .._plans.plans import ShapePlan, WholePlan, as_ints, check_ints
+from .._torch.dtypes import as_dtype
+from .._torch.private import functorch_level, get_base
+from .._tree.buffers import index_leaves
+from .._tree.defaults import has_lazy_stack, unwrap_entry
+from .._tree.dim_names import set_batch_size
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core
+from .._tree.walks import has_entries, map_levels, visit
 from .._writes.check import LEAF_ERRORS
 from ..errors import StructureError
 from ..typing import DtypeLike, NestedKey

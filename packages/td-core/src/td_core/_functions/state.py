@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Union
 import torch
 from torch import Tensor
 
-from .._coerce import WRAPPED, coerce
-from .._collection import check_keys, clone_detached, get_lead, show_path, unwrap_entry
-from .._locking import check_unlocked
-from .._nested_components import has_same_components
-from .._node import LEAF_KINDS, Child, Core, get_all_entries, make_dense, replace_leaves
-from .._nodes import KINDS, NodeKind
-from .._ragged import get_display_shape
-from .._records import Record
-from .._roles import in_role, role
-from .._walks import has_entries, visit
+from .._encode.node_kinds import KINDS, NodeKind
+from .._encode.records import Record
+from .._tree.coerce import WRAPPED, coerce
+from .._tree.components import has_same_components
+from .._tree.defaults import check_keys, clone_detached, get_lead, show_path, unwrap_entry
+from .._tree.locks import check_unlocked
+from .._tree.node import LEAF_KINDS, Child, Core, get_all_entries, make_dense, replace_leaves
+from .._tree.ragged import get_display_shape
+from .._tree.roles import in_role, role
+from .._tree.walks import has_entries, visit
 from .._writes.check import check_writable
 from .._writes.pair import try_copy_leaves
 from .._writes.run import Transaction

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._collection import get_entry, get_parent, show_path
-from .._devices import as_device, set_device_labels
-from .._dim_names import check_names, resize_names
-from .._keys import unravel_key_to_tuple
-from .._locking import check_unlocked
-from .._mapping_views import IsLeaf, is_leaf_or_value
-from .._node import Child, Core
-from .._plans import as_batch_size
-from .._ragged import find_holders, list_distinct_members
-from .._walks import Position, get_path, has_entries, list_holders, list_state_nodes, map_levels, visit
+from .._plans.plans import as_batch_size
+from .._tree.batch_sizes import fit_batch_size
+from .._tree.defaults import get_entry, get_parent, show_path
+from .._tree.devices import as_device, set_device_labels
+from .._tree.dim_names import check_names, resize_names
+from .._tree.flat_keys import flatten_entries, unflatten_entries
+from .._tree.key_trees import KeyTree, RequestedKeys, build_key_tree, restrict
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core
+from .._tree.ragged import find_holders, list_distinct_members
+from .._tree.views import IsLeaf, is_leaf_or_value
+from .._tree.walks import Position, get_path, has_entries, list_holders, list_state_nodes, map_levels, visit
 from ..errors import KeyTakenError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
-from .batch_size import fit_batch_size
 from .entries import set_missing
-from .flattening import flatten_entries, unflatten_entries
-from .key_trees import KeyTree, RequestedKeys, build_key_tree, restrict
 from .locking import undo_on_exit, write_back_on_exit
 from .update import UpdateMixin
 

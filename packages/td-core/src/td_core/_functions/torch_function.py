@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._devices import as_device, set_device_labels
-from .._dtypes import as_dtype
-from .._node import Core
-from .._operators import OPERATIONS
-from .._torch_private import is_caller, without_torch_function
+from .._torch.dtypes import as_dtype
+from .._torch.operators import OPERATIONS
+from .._torch.private import is_caller, without_torch_function
+from .._tree.devices import as_device, set_device_labels
+from .._tree.node import Core
 from .gradients import pair_leaves
 from .joining import cat, stack
 from .operands import run_each_leaf

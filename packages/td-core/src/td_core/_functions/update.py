@@ -14,29 +14,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arrays import tensors_in
-from .._coerce import NUMBERS, coerce
-from .._collection import add_key_note, get_entry, get_parent, missing_key_error
-from .._foreach import PLAIN, Op, make_op
-from .._indexing import plan_index
-from .._keys import unravel_key_to_tuple
-from .._locking import check_unlocked
-from .._mapping_views import IsLeaf
-from .._node import Core
-from .._ragged import list_distinct_members
-from .._torch_private import functorch_level
-from .._walks import has_entries, visit
+from .._plans.index import plan_index
+from .._torch.arrays import tensors_in
+from .._torch.kernels import PLAIN, Op, make_op
+from .._torch.private import functorch_level
+from .._tree.coerce import NUMBERS, coerce
+from .._tree.defaults import add_key_note, get_entry, get_parent, missing_key_error
+from .._tree.key_trees import filter_entries, parse_requested_keys
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.locks import check_unlocked
+from .._tree.node import Core
+from .._tree.ragged import list_distinct_members
+from .._tree.views import IsLeaf
+from .._tree.walks import has_entries, visit
 from .._writes.check import add_path, find_expansion, find_problem, is_expanded, is_sealed
 from .._writes.index import IndexedWrite, check_broadcast
 from .._writes.inplace import write_leaves
 from .._writes.pair import is_basic, try_copy_whole
+from .._writes.parameters import write_unrecorded
 from .._writes.run import Transaction, put_value, write_at
 from .._writes.update import Update, try_merge, write_entry
 from ..errors import LockedError, StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, EntryMixin, get_default
-from .key_trees import filter_entries, parse_requested_keys
-from .parameter_writes import write_unrecorded
 
 if TYPE_CHECKING:
     from typing_extensions import Self

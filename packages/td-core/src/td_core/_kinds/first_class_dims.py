@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._base import TensorCollection
-from ._buffers import as_memory
-from ._coerce import COERCERS, Coercer
-from ._collection import leaf_node_mismatch_error
-from ._indexing import ITEM_PLANS, IndexPlan
-from ._node import LEAF_KINDS, Child, Core
-from ._nodes import KINDS, NodeKind
-from ._plan_steps import Along, Shape, Step, Whole
-from ._plans import ShapePlan
-from ._pytree import register
-from ._records import Layout, Record
-from ._repr import PrintedNode
-from ._shape_plans import stack_plan
-from ._torch_private import pytree
-from .errors import BatchSizeError, CollectionIndexError, KeyPathError, StructureError
+from .._convert.printing import PrintedNode
+from .._encode.node_kinds import KINDS, NodeKind
+from .._encode.records import Layout, Record
+from .._methods.collection import TensorCollection
+from .._plans.index import ITEM_PLANS, IndexPlan
+from .._plans.plans import ShapePlan
+from .._plans.shapes import stack_plan
+from .._plans.steps import Along, Shape, Step, Whole
+from .._torch.private import pytree
+from .._transforms.pytree import register
+from .._tree.buffers import as_memory
+from .._tree.coerce import COERCERS, Coercer
+from .._tree.defaults import leaf_node_mismatch_error
+from .._tree.node import LEAF_KINDS, Child, Core
+from ..errors import BatchSizeError, CollectionIndexError, KeyPathError, StructureError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

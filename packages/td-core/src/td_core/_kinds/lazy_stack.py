@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._base import TensorDictBase
-from ._collection import add_nested, check_keys, show_path, unwrap_entry
-from ._devices import as_device
-from ._dim_names import check_tails, name_stack_dim, names_of_stack, refuse_repeated, set_batch_size
-from ._dtypes import ScalarBeside, as_scalar
-from ._element_plans import Where
-from ._from_python import from_list
-from ._lazy_stack_ops import LazyStackOps
-from ._lazy_stack_writes import Part, check_new_members, split_for_members, unbind_members
-from ._locking import check_no_entry, check_unlocked
-from ._mapping_views import StackedEntries
-from ._node import Child, Core, make_dense, register_lazy_stack
-from ._ops.entries import NOT_GIVEN, get_default, parse_get_options
-from ._plan_steps import Along, remove_size
-from ._plans import MultiPlan, ShapePlan, as_batch_size
-from ._ragged import MISSING, convert_form, find_holders, get_member_entry, make_ragged_error
-from ._shape_plans import stack_plan
-from ._uneven import make_empty_like, transform_uneven, uneven_index
-from ._walks import visit
-from ._writes.run import Transaction
-from .errors import BatchSizeError, CollectionIndexError, StructureError
-from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
+from .._convert.from_python import from_list
+from .._functions.entries import NOT_GIVEN, get_default, parse_get_options
+from .._methods.collection import TensorDictBase
+from .._plans.elements import Where
+from .._plans.plans import MultiPlan, ShapePlan, as_batch_size
+from .._plans.shapes import stack_plan
+from .._plans.steps import Along, remove_size
+from .._torch.dtypes import ScalarBeside, as_scalar
+from .._tree.defaults import add_nested, check_keys, show_path, unwrap_entry
+from .._tree.devices import as_device
+from .._tree.dim_names import check_tails, name_stack_dim, names_of_stack, refuse_repeated, set_batch_size
+from .._tree.locks import check_no_entry, check_unlocked
+from .._tree.node import Child, Core, make_dense, register_lazy_stack
+from .._tree.ragged import MISSING, convert_form, find_holders, get_member_entry, make_ragged_error
+from .._tree.views import StackedEntries
+from .._tree.walks import visit
+from .._writes.run import Transaction
+from ..errors import BatchSizeError, CollectionIndexError, StructureError
+from ..typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
+from .lazy_stack_members import LazyStackOps
+from .lazy_stack_writes import Part, check_new_members, split_for_members, unbind_members
+from .uneven import make_empty_like, transform_uneven, uneven_index
 
 if TYPE_CHECKING:
     from typing_extensions import Self

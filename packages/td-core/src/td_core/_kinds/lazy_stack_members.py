@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._base import TensorDictBase
-from ._coerce import coerce
-from ._collection import show_path
-from ._lazy_stack_writes import Part, split_for_members
-from ._locking import check_unlocked
-from ._node import Child, Core, make_lazy_stack
-from ._ops.shape import Replacement
-from ._plan_steps import remove_size
-from ._ragged import list_distinct_members
-from ._repr import PrintedMembers, PrintedNode, merge_fields
-from ._walks import has_entries, list_holders, map_levels
-from ._writes.run import Transaction
-from ._writes.update import Update
-from .errors import BatchSizeError, StructureError
+from .._convert.printing import PrintedMembers, PrintedNode, merge_fields
+from .._functions.shape import Replacement
+from .._methods.collection import TensorDictBase
+from .._plans.steps import remove_size
+from .._tree.coerce import coerce
+from .._tree.defaults import show_path
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core, make_lazy_stack
+from .._tree.ragged import list_distinct_members
+from .._tree.walks import has_entries, list_holders, map_levels
+from .._writes.run import Transaction
+from .._writes.update import Update
+from ..errors import BatchSizeError, StructureError
+from .lazy_stack_writes import Part, split_for_members
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._collection import get_tree_children
-from ._lazy_stack import LazyStackedTensorDict
-from ._lazy_stack_writes import unbind_members
-from ._mapped_dims import is_mapping, note_whole
-from ._node import Core
-from ._pytree import leaves_below, register, register_with_subclasses
-from ._torch_private import exit_transforms, functorch_level, get_mapped_dim, is_innermost_transform
-from ._walks import expand
-from .errors import StructureError
+from .._torch.private import exit_transforms, functorch_level, get_mapped_dim, is_innermost_transform
+from .._transforms.mapped_dims import is_mapping, note_whole
+from .._transforms.pytree import leaves_below, register, register_with_subclasses
+from .._tree.defaults import get_tree_children
+from .._tree.node import Core
+from .._tree.walks import expand
+from ..errors import StructureError
+from .lazy_stack import LazyStackedTensorDict
+from .lazy_stack_writes import unbind_members
 
 
 class Whole(NamedTuple):

@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._coerce import build_nested, coerce
-from ._dim_names import refuse_repeated
-from ._indexing import plan_index
-from ._locking import check_unlocked
-from ._node import Child, Core
-from ._plans import compute_coordinates
-from ._shape_plans import unbind_plan
-from ._uneven import uneven_plans
-from ._walks import list_holders, list_state_nodes, visit
-from ._writes.check import check_fits
-from ._writes.index import (
+from .._plans.index import plan_index
+from .._plans.plans import compute_coordinates
+from .._plans.shapes import unbind_plan
+from .._tree.coerce import build_nested, coerce
+from .._tree.dim_names import refuse_repeated
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core
+from .._tree.walks import list_holders, list_state_nodes, visit
+from .._writes.check import check_fits
+from .._writes.index import (
     ANY,
     Entries,
     as_leaf,
@@ -30,8 +29,9 @@ from ._writes.index import (
     form_error,
     has_free_entries,
 )
-from ._writes.pair import is_scalar, list_pairs
-from .errors import BatchSizeError, CycleError, StructureError
+from .._writes.pair import is_scalar, list_pairs
+from ..errors import BatchSizeError, CycleError, StructureError
+from .uneven import uneven_plans
 
 Part = tuple[Any, object, object]
 Path = tuple[str, ...]

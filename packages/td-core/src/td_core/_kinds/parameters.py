@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ._base import TensorDictBase
-from ._coerce import build_nested
-from ._collection import has_lazy_stack, show_path
-from ._devices import fix_device_metadata
-from ._dim_names import set_batch_size
-from ._keys import is_key, unravel_key_to_tuple
-from ._locking import check_unlocked
-from ._node import Child, Core, EntrySchema, concurrent_change_error, copy_leaf
-from ._ops.device_moves import write_moved_back
-from ._ops.modules import register_params
-from ._ops.shape import Replacement
-from ._ops.structure import restore_on_error
-from ._plans import ShapePlan
-from ._pytree import register, register_with_subclasses
-from ._roles import Buffer as Buffer  # older pickles import Buffer from this module
-from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
-from ._walks import expand, get_path, has_entries, walk_levels
-from ._wrapper import Wrapper
-from .errors import FormatError, StructureError
-from .typing import NestedKey
+from .._functions.device_moves import write_moved_back
+from .._functions.modules import register_params
+from .._functions.shape import Replacement
+from .._functions.structure import restore_on_error
+from .._methods.collection import TensorDictBase
+from .._plans.plans import ShapePlan
+from .._transforms.pytree import register, register_with_subclasses
+from .._tree.coerce import build_nested
+from .._tree.defaults import has_lazy_stack, show_path
+from .._tree.devices import fix_device_metadata
+from .._tree.dim_names import set_batch_size
+from .._tree.keys import is_key, unravel_key_to_tuple
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core, EntrySchema, concurrent_change_error, copy_leaf
+from .._tree.roles import Buffer as Buffer  # older pickles import Buffer from this module
+from .._tree.roles import adopt, in_role, is_persistent, is_registered, is_settled, role
+from .._tree.walks import expand, get_path, has_entries, walk_levels
+from ..errors import FormatError, StructureError
+from ..typing import NestedKey
+from .wrapper import Wrapper
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,17 +11,17 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from ._base import TensorCollection
-from ._collection import show_path
-from ._dim_names import check_names, inherit_names
-from ._lazy_stack import LazyStackedTensorDict
-from ._node import Core
-from ._nodes import KINDS, NodeKind
-from ._params import TensorDictParams, get_roles, set_roles
-from ._plans import as_batch_size
-from ._records import Layout, Record
-from ._tensordict import TensorDict
-from .errors import BatchSizeError, FormatError
+from .._encode.node_kinds import KINDS, NodeKind
+from .._encode.records import Layout, Record
+from .._methods.collection import TensorCollection
+from .._plans.plans import as_batch_size
+from .._tree.defaults import show_path
+from .._tree.dim_names import check_names, inherit_names
+from .._tree.node import Core
+from ..errors import BatchSizeError, FormatError
+from .lazy_stack import LazyStackedTensorDict
+from .parameters import TensorDictParams, get_roles, set_roles
+from .tensordict import TensorDict
 
 _NONE = type(None)
 

@@ -14,19 +14,24 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from ._base import TensorDictBase
-from ._buffers import STORED, index_leaves
-from ._coerce import WRAPPED, build_nested
-from ._collection import check_same_leaves, get_entry, leaf_node_mismatch_error, unwrap_entry
-from ._devices import as_device
-from ._dim_names import check_names, resize_names, take_names
-from ._dtypes import ScalarBeside
-from ._foreach import PLAIN, foreach, make_op
-from ._indexing import plan_index
-from ._keys import unravel_key_to_tuple
-from ._locking import check_no_entry
-from ._nested_components import apply_to_components
-from ._node import (
+from .._functions.entries import coerce_for, get_default, show_entry
+from .._functions.join_levels import check_even, join_components, join_nodes, zip_entries
+from .._methods.collection import TensorDictBase
+from .._plans.index import plan_index
+from .._plans.plans import MultiPlan, ShapePlan, as_batch_size
+from .._torch.dtypes import ScalarBeside
+from .._torch.kernels import PLAIN, foreach, make_op
+from .._torch.private import new_object
+from .._transforms.pytree import register_mapping, register_with_subclasses
+from .._tree.buffers import STORED, index_leaves
+from .._tree.coerce import WRAPPED, build_nested
+from .._tree.components import apply_to_components
+from .._tree.defaults import check_same_leaves, get_entry, leaf_node_mismatch_error, unwrap_entry
+from .._tree.devices import as_device
+from .._tree.dim_names import check_names, resize_names, take_names
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.locks import check_no_entry
+from .._tree.node import (
     Child,
     Core,
     Walked,
@@ -36,14 +41,9 @@ from ._node import (
     register_dense,
     replace_leaves,
 )
-from ._ops.entries import coerce_for, get_default, show_entry
-from ._ops.join_levels import check_even, join_components, join_nodes, zip_entries
-from ._plans import MultiPlan, ShapePlan, as_batch_size
-from ._pytree import register_mapping, register_with_subclasses
-from ._torch_private import new_object
-from ._walks import has_entries
-from .errors import KeyPathError, KeyTakenError, StructureError
-from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
+from .._tree.walks import has_entries
+from ..errors import KeyPathError, KeyTakenError, StructureError
+from ..typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._indexing import plan_index
-from ._node import Core
-from ._plans import ShapePlan, compute_coordinates
-from .errors import CollectionIndexError, StructureError
+from .._plans.index import plan_index
+from .._plans.plans import ShapePlan, compute_coordinates
+from .._tree.node import Core
+from ..errors import CollectionIndexError, StructureError
 
 
 def uneven_index(stack: Any, index: object) -> Any:

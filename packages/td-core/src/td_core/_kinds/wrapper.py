@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ._base import TensorCollection
-from ._class_methods import name_method
-from ._node import Child, Core
-from ._ops.shape import Replacement
-from ._plans import MultiPlan, ShapePlan
-from .typing import BatchSize, Names
+from .._functions.shape import Replacement
+from .._methods.collection import TensorCollection
+from .._plans.plans import MultiPlan, ShapePlan
+from .._python.method_factories import name_method
+from .._tree.node import Child, Core
+from ..typing import BatchSize, Names
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 

@@ -6,29 +6,29 @@ from collections.abc import MutableMapping
 from types import FunctionType, GenericAlias
 from typing import Any
 
-from ._collection import Defaults
-from ._convert import ConversionMixin
-from ._node import Core
-from ._ops.apply import ApplyMixin
-from ._ops.casting import CastingMixin
-from ._ops.elements import ElementMixin
-from ._ops.joining import JoinMixin
-from ._ops.locking import LockMixin
-from ._ops.metadata import MetadataMixin
-from ._ops.modules import ModuleMixin
-from ._ops.packing import PackMixin
-from ._ops.parallel import ParallelMixin
-from ._ops.pointwise import PointwiseMixin
-from ._ops.reductions import ReductionMixin
-from ._ops.select import SelectMixin
-from ._ops.state import StateDictMixin
-from ._ops.structure import StructureMixin
-from ._ops.torch_function import TorchFunctionMixin, add_methods
-from ._pickling import PickleMixin
-from ._pytree import register_as_its_base
-from ._repr import ReprMixin
-from ._saving import SaveMixin
-from .plugins.siblings import SiblingMethods
+from .._convert.printing import ReprMixin
+from .._convert.to_python import ConversionMixin
+from .._encode.pickling import PickleMixin
+from .._formats.saving import SaveMixin
+from .._functions.apply import ApplyMixin
+from .._functions.casting import CastingMixin
+from .._functions.elements import ElementMixin
+from .._functions.joining import JoinMixin
+from .._functions.locking import LockMixin
+from .._functions.metadata import MetadataMixin
+from .._functions.modules import ModuleMixin
+from .._functions.packing import PackMixin
+from .._functions.parallel import ParallelMixin
+from .._functions.pointwise import PointwiseMixin
+from .._functions.reductions import ReductionMixin
+from .._functions.select import SelectMixin
+from .._functions.state import StateDictMixin
+from .._functions.structure import StructureMixin
+from .._functions.torch_function import TorchFunctionMixin, add_methods
+from .._transforms.pytree import register_as_its_base
+from .._tree.defaults import Defaults
+from .._tree.node import Core
+from ..plugins.siblings import SiblingMethods
 
 
 class TensorCollection(

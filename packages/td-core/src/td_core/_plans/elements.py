@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._plan_steps import Pad, Range, Reshape, Shape, Step, Take, Whole
-from ._plans import (
+from ..errors import BatchSizeError, DimError
+from .plans import (
     ComputedPlan,
     Leaf,
     ShapePlan,
@@ -29,7 +29,7 @@ from ._plans import (
     wrap_dim,
     wrap_dims,
 )
-from .errors import BatchSizeError, DimError
+from .steps import Pad, Range, Reshape, Shape, Step, Take, Whole
 
 
 class Where(WholePlan):

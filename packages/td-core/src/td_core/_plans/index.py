@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._arrays import as_tensor
-from ._dtypes import POSITIONS, ROWS
-from ._foreach import PLAIN
-from ._plan_steps import Along, Permute, Range, Reshape, Shape, Step, Take, Whole, check_range, remove_size
-from ._plans import REPEATING, ShapePlan, broadcast_shape, cache_plans, slice_length
-from ._torch_private import functorch_level, plain_results
-from .errors import CollectionIndexError
+from .._torch.arrays import as_tensor
+from .._torch.dtypes import POSITIONS, ROWS
+from .._torch.kernels import PLAIN
+from .._torch.private import functorch_level, plain_results
+from ..errors import CollectionIndexError
+from .plans import REPEATING, ShapePlan, broadcast_shape, cache_plans, slice_length
+from .steps import Along, Permute, Range, Reshape, Shape, Step, Take, Whole, check_range, remove_size
 
 _FULL = slice(None)
 _MASKS = tuple(dtype for dtype, row in ROWS.items() if row.indexing == "mask")

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._plan_steps import (
+from ..errors import BatchSizeError, DimError
+from ..typing import BatchSize, Names
+from .steps import (
     Along,
     GatherMap,
     Primitive,
@@ -28,9 +30,7 @@ from ._plan_steps import (
     locate_all,
     make_positions,
     remove_size,
-)  # fmt: skip
-from .errors import BatchSizeError, DimError
-from .typing import BatchSize, Names
+)
 
 P = TypeVar("P", bound="ShapePlan")
 Leaf = Callable[[Any], Any]

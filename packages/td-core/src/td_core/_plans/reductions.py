@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .._plan_steps import Shape, Step, Whole
-from .._plans import ComputedPlan, Leaf, MultiPlan, ShapePlan
+from .plans import ComputedPlan, Leaf, MultiPlan, ShapePlan
+from .steps import Shape, Step, Whole
 
 Dims = tuple[int, ...]
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ._plan_steps import Permute, Range, Reshape, Shape, Split, Step, Take, Whole
-from ._plans import (
+from ..errors import BatchSizeError, DimError
+from .plans import (
     Leaf,
     ShapePlan,
     Sizes,
@@ -28,8 +28,8 @@ from ._plans import (
     slice_length,
     wrap_dim,
     wrap_dims,
-)  # fmt: skip
-from .errors import BatchSizeError, DimError
+)
+from .steps import Permute, Range, Reshape, Shape, Split, Step, Take, Whole
 
 
 class Join(ShapePlan):

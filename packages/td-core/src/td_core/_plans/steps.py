@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._torch_private import break_graph
-from .errors import CollectionIndexError
+from .._torch.private import break_graph
+from ..errors import CollectionIndexError
 
 Shape = tuple[int, ...]
 #: The source position of each element of a result, in C order, -1 for padding; and the size of the result.

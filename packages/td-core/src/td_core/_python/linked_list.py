@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-from ._public_names import set_module
-from ._torch_private import pytree as torch_pytree
+from .._torch.private import pytree as torch_pytree
+from .public_names import set_module
 
 __all__ = ["LinkedList"]
 

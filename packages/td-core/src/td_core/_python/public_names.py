@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ._torch_private import add_safe_name
+from .._torch.private import add_safe_name
 
 DefinedT = TypeVar("DefinedT")
 

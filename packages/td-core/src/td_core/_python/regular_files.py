@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from .errors import FormatError
+from ..errors import FormatError
 
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 

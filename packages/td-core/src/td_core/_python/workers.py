@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from .errors import WorkerError
+from ..errors import WorkerError
 
 Task = tuple[Any, Any]
 """An input, and the collection to write the result into (None: send the result back)."""

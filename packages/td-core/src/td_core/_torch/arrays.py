@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .typing import DeviceType
+from ..typing import DeviceType
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._torch_private import foreach_kernel, functorch_level
+from .private import foreach_kernel, functorch_level
 
 __all__ = [
     "PLAIN",

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
-from .._torch_private import (
+from ..errors import StructureError
+from .private import (
     add_batch_dim,
     exit_transforms,
     functorch_level,
@@ -20,7 +21,6 @@ from .._torch_private import (
     unmap,
     without_torch_function,
 )
-from ..errors import StructureError
 
 #: All stacks that have no shape yet, so that to_module() under vmap can skip the search for them.
 WITHOUT_SHAPE: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()

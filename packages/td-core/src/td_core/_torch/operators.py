@@ -14,7 +14,7 @@ class Operation(NamedTuple):
     Attributes:
         name: the method, and torch's function unless ``function`` is another one.
         kind: "unary", "binary", "comparison" or "ternary". The tool lists the methods of the first three kinds, except for
-            those that ``_ops/pointwise.py`` defines because they have parameters that others lack.
+            those that ``_functions/pointwise.py`` defines because they have parameters that others lack.
         returns: what the method returns, as a noun phrase.
         inplace: True if there is a method ``name_``, and for an operator the augmented assignment.
         named: False if there are only the methods of the operator.

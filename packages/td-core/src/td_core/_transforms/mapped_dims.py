@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._foreach import PLAIN
-from ._mapped_names import get_names_after, get_names_before
-from ._node import Core
-from ._pytree import has_leaves, resize_empty
-from ._torch_private import add_batch_dim, get_mapped_dim, wrap_vmap
-from ._torch_private import pytree as torch_pytree
-from ._walks import walk, zip_walk
+from .._torch.kernels import PLAIN
+from .._torch.private import add_batch_dim, get_mapped_dim, wrap_vmap
+from .._torch.private import pytree as torch_pytree
+from .._tree.node import Core
+from .._tree.walks import walk, zip_walk
+from .mapped_names import get_names_after, get_names_before
+from .pytree import has_leaves, resize_empty
 
 
 def normalize_dims(dims: object, provided: object, count: Callable[[int, Core], int]) -> object:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._node import Core
-from ._torch_private import functorch_level, get_mapped_dim, unmap
-from .typing import Names
+from .._torch.private import functorch_level, get_mapped_dim, unmap
+from .._tree.node import Core
+from ..typing import Names
 
 __all__ = ["get_names_after", "get_names_before"]
 

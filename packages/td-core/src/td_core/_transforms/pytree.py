@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._collection import get_tree_children, show_path
-from ._dim_names import inherit_names, set_batch_size
-from ._foreach import PLAIN
-from ._mapped_names import get_names_after, get_names_before
-from ._node import Core
-from ._nodes import KINDS, NodeKind
-from ._ragged import get_display_shape
-from ._records import Record
-from ._torch_private import functorch_level, get_mapped_dim, wrap_jacobians
-from ._torch_private import pytree as torch_pytree
-from ._value_codec import is_same_value, join, split
-from ._walks import expand, list_nested, visit, walk
+from .._encode.node_kinds import KINDS, NodeKind
+from .._encode.records import Record
+from .._encode.value_codec import is_same_value, join, split
+from .._torch.kernels import PLAIN
+from .._torch.private import functorch_level, get_mapped_dim, wrap_jacobians
+from .._torch.private import pytree as torch_pytree
+from .._tree.defaults import get_tree_children, show_path
+from .._tree.dim_names import inherit_names, set_batch_size
+from .._tree.node import Core
+from .._tree.ragged import get_display_shape
+from .._tree.walks import expand, list_nested, visit, walk
+from .mapped_names import get_names_after, get_names_before
 
 Context = tuple[Any, ...]
 

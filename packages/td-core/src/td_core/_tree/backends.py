@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ._node import Core
+from .node import Core
 
 NodeT = TypeVar("NodeT", bound=Core)
 

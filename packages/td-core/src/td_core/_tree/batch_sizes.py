@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dim_names import lift_names, set_batch_size
-from .._node import Core, CoreT
-from .._ragged import get_display_shape
-from .._walks import has_entries
 from ..errors import BatchSizeError
+from .dim_names import lift_names, set_batch_size
+from .node import Core, CoreT
+from .ragged import get_display_shape
+from .walks import has_entries
 
 
 def fit_batch_size(value: CoreT, batch_size: torch.Size, path: tuple[str, ...]) -> CoreT:

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._dtypes import STAND_INS
-from ._foreach import PLAIN
-from ._public_names import set_module
-from ._torch_private import map_location
+from .._python.public_names import set_module
+from .._torch.dtypes import STAND_INS
+from .._torch.kernels import PLAIN
+from .._torch.private import map_location
 
 #: Storages of up to this many bytes are copied into one buffer per dtype: a separate buffer costs more.
 SMALL = 1 << 14
@@ -291,10 +291,6 @@ def unpack_leaves(
     for i, provided in (attributes or {}).items():
         vars(result[i]).update(provided)
     return Leaves([result[i] for i in (range(len(result)) if order is None else order)], in_place)
-
-
-#: Alias for pickles of earlier releases.
-_unpack = unpack_leaves
 
 
 def _move_storage(storage: Tensor, place: Any) -> Tensor:

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._arrays import as_tensor
-from ._collection import get_lead, show_path
-from ._dim_names import lift_names
-from ._keys import unravel_key_to_tuple
-from ._node import Child, Core, make_dense
-from ._public_names import set_module
-from ._type_names import NamedTypes, find_imported, is_type_name
-from ._walks import expand
-from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
+from .._python.public_names import set_module
+from .._python.type_names import NamedTypes, find_imported, is_type_name
+from .._torch.arrays import as_tensor
+from ..errors import BatchSizeError, MissingPluginError, PluginError, StructureError
+from .defaults import get_lead, show_path
+from .dim_names import lift_names
+from .keys import unravel_key_to_tuple
+from .node import Child, Core, make_dense
+from .walks import expand
 
 GetContent = Callable[[object], "Mapping[Any, Any] | None"]
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._collection import show_path
-from ._element_plans import Where
-from ._plans import ShapePlan
-from ._torch_private import get_cached_seqlens, get_ragged_dim
-from .errors import StructureError
+from .._plans.elements import Where
+from .._plans.plans import ShapePlan
+from .._torch.private import get_cached_seqlens, get_ragged_dim
+from ..errors import StructureError
+from .defaults import show_path
 
 #: Arguments for the minimum and maximum length of a jagged tensor, which exist from torch 2.5 on.
 _BOUNDS = ("min_seqlen", "max_seqlen")

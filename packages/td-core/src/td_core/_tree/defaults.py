@@ -9,12 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._dim_names import lift_names, set_batch_size
-from ._foreach import PLAIN
-from ._keys import suggest_keys
-from ._node import LEAF_KINDS, Child, Core, identity
-from ._walks import get_path, has_common_node, has_entries, list_holders, list_state_nodes, walk, walk_levels
-from .errors import (
+from .._torch.kernels import PLAIN
+from ..errors import (
     BatchSizeError,
     CycleError,
     KeyMismatchError,
@@ -22,6 +18,10 @@ from .errors import (
     KeyThroughLeafError,
     StructureError,
 )
+from .dim_names import lift_names, set_batch_size
+from .keys import suggest_keys
+from .node import LEAF_KINDS, Child, Core, identity
+from .walks import get_path, has_common_node, has_entries, list_holders, list_state_nodes, walk, walk_levels
 
 
 class Defaults(Core):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._node import Core, CoreT
-from ._walks import expand, list_nested, walk
-from .typing import DeviceType
+from ..typing import DeviceType
+from .node import Core, CoreT
+from .walks import expand, list_nested, walk
 
 _IS_CPU = attrgetter("is_cpu")
 

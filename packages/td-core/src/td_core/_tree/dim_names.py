@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._node import Child, Core
-from ._walks import list_nested, visit, walk
-from .errors import DimNamesError, StructureError
-from .typing import Names
+from ..errors import DimNamesError, StructureError
+from ..typing import Names
+from .node import Child, Core
+from .walks import list_nested, visit, walk
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .._foreach import PLAIN
-from .._keys import unravel_key_to_tuple
-from .._mapping_views import IsLeaf, is_leaf_or_value
-from .._node import Child, Core, get_all_entries, make_dense
-from .._walks import has_entries
+from .._torch.kernels import PLAIN
 from ..errors import KeyTakenError
+from .keys import unravel_key_to_tuple
+from .node import Child, Core, get_all_entries, make_dense
+from .views import IsLeaf, is_leaf_or_value
+from .walks import has_entries
 
 
 def flatten_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str, Child]:

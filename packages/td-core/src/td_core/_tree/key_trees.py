@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import missing_key_error, show_path
-from .._keys import unravel_key_to_tuple
-from .._node import Child, Core, make_dense
-from .._ragged import find_holders
-from .._walks import Position, get_path, map_levels, visit
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
+from .defaults import missing_key_error, show_path
+from .keys import unravel_key_to_tuple
+from .node import Child, Core, make_dense
+from .ragged import find_holders
+from .walks import Position, get_path, map_levels, visit
 
 KeyTree = dict[str, Any]
 

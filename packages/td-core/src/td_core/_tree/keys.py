@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from ._walks import expand
-from .errors import KeyPathError
-from .typing import NestedKey
+from ..errors import KeyPathError
+from ..typing import NestedKey
+from .walks import expand
 
 KEY_SEPARATOR = "."
 

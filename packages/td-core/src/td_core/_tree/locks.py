@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ._node import Core
-from ._walks import list_holders, walk
-from .errors import LockedError, UnsupportedOperationError
+from ..errors import LockedError, UnsupportedOperationError
+from .node import Core
+from .walks import list_holders, walk
 
 #: Value of ``_locked`` if a storage backend locked the node, and not the user.
 ATTACHED = "attached"

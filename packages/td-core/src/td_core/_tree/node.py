@@ -19,13 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, overload
 import torch
 from torch import Tensor
 
-from ._dtypes import ScalarBeside
-from ._plans import MultiPlan, ShapePlan
-from .errors import (
-    KeyMismatchError,
-    StructureError,
-)
-from .typing import NO_DEFAULT, Names, NoDefault
+from .._plans.plans import MultiPlan, ShapePlan
+from .._torch.dtypes import ScalarBeside
+from ..errors import KeyMismatchError, StructureError
+from ..typing import NO_DEFAULT, Names, NoDefault
 
 if TYPE_CHECKING:
     from typing_extensions import Self

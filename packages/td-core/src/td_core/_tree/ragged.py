@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ._collection import show_path
-from ._foreach import PLAIN
-from ._keys import unravel_key_to_tuple
-from ._node import Child, Core, check_no_hidden_keys, concurrent_change_error
-from ._torch_private import functorch_level
-from ._walks import has_entries, list_holders
-from .errors import StructureError
-from .typing import NestedKey
+from .._torch.kernels import PLAIN
+from .._torch.private import functorch_level
+from ..errors import StructureError
+from ..typing import NestedKey
+from .defaults import show_path
+from .keys import unravel_key_to_tuple
+from .node import Child, Core, check_no_hidden_keys, concurrent_change_error
+from .walks import has_entries, list_holders
 
 #: What :func:`get_member_entry` returns for a member without the entry.
 MISSING: object = object()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ._public_names import set_module
-from .errors import StructureError
+from .._python.public_names import set_module
+from ..errors import StructureError
 
 
 class _BufferMeta(type(Tensor)):  # type: ignore[misc]  # torch does not export the metaclass of Tensor

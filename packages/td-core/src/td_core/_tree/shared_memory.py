@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._foreach import PLAIN, Op, expand_operands
-from .._node import Core
-from .._torch_private import batch_dim, functorch_level, unwrap_transforms
+from .._torch.kernels import PLAIN, Op, expand_operands
+from .._torch.private import batch_dim, functorch_level, unwrap_transforms
 from ..errors import StructureError
+from .node import Core
 
 #: Operations whose result does not depend on the old values, so that applying them twice is harmless.
 WRITES_ANEW = frozenset({Tensor.copy_, Tensor.fill_, Tensor.masked_fill_, Tensor.zero_})

@@ -13,11 +13,11 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from ._collection import unwrap_entry
-from ._foreach import PLAIN
-from ._keys import unravel_key, unravel_key_to_tuple
-from ._node import LEAF_KINDS, Child, Core
-from .errors import StructureError
+from .._torch.kernels import PLAIN
+from ..errors import StructureError
+from .defaults import unwrap_entry
+from .keys import unravel_key, unravel_key_to_tuple
+from .node import LEAF_KINDS, Child, Core
 
 IsLeaf = Callable[[type], bool]
 

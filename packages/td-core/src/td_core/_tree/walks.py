@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
-from ._node import Core
+from .node import Core
 
 T = TypeVar("T")
 Position = tuple[Any, str] | None

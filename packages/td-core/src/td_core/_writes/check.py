@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._buffers import find_refusal
-from .._collection import show_path
-from .._foreach import PLAIN
-from .._nested_components import has_same_components
-from .._node import Core
-from .._torch_private import (
+from .._torch.kernels import PLAIN
+from .._torch.private import (
     find_refusing_transform,
     functorch_level,
     get_base,
     guard_forms,
     is_read_only_view,
 )
-from .._walks import list_holders, visit
+from .._tree.buffers import find_refusal
+from .._tree.components import has_same_components
+from .._tree.defaults import show_path
+from .._tree.node import Core
+from .._tree.walks import list_holders, visit
 from ..errors import LockedError, StructureError
 
 Path = tuple[str, ...]

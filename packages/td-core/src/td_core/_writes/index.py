@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import check_keys, show_path, unwrap_entry
-from .._element_plans import align_dims
-from .._indexing import BoundIndex, IndexPlan
-from .._locking import check_unlocked
-from .._node import Child, Core, make_dense
-from .._torch_private import assert_in_graph
-from .._walks import has_entries, list_holders
+from .._plans.elements import align_dims
+from .._plans.index import BoundIndex, IndexPlan
+from .._torch.private import assert_in_graph
+from .._tree.coerce import NUMBERS, WRAPPED, coerce
+from .._tree.defaults import check_keys, show_path, unwrap_entry
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core, make_dense
+from .._tree.walks import has_entries, list_holders
 from ..errors import BatchSizeError, StructureError
 from .check import (
     add_path,

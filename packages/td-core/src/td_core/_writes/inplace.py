@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._foreach import (
+from .._plans.plans import broadcast_shape
+from .._torch.kernels import (
     PLAIN,
     Op,
     expand_operands,
@@ -19,11 +20,10 @@ from .._foreach import (
     is_grad_shared,
     order_subclasses_first,
 )
-from .._node import Core, concurrent_change_error
-from .._ops.shared_memory import WRITES_ANEW, change_distinct, may_share_memory
-from .._plans import broadcast_shape
-from .._ragged import get_display_shape
-from .._torch_private import functorch_level
+from .._torch.private import functorch_level
+from .._tree.node import Core, concurrent_change_error
+from .._tree.ragged import get_display_shape
+from .._tree.shared_memory import WRITES_ANEW, change_distinct, may_share_memory
 from ..errors import StructureError
 from .check import (
     LEAF_ERRORS,

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._coerce import NUMBERS
-from .._dtypes import ROWS
-from .._foreach import PLAIN
-from .._indexing import BoundIndex, IndexPlan
-from .._keys import unravel_key_to_tuple
-from .._node import Core
-from .._storage_backends import get_backends
-from .._torch_private import functorch_level, plain_results
-from .._walks import has_entries
+from .._plans.index import BoundIndex, IndexPlan
+from .._torch.dtypes import ROWS
+from .._torch.kernels import PLAIN
+from .._torch.private import functorch_level, plain_results
+from .._tree.backends import get_backends
+from .._tree.coerce import NUMBERS
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import Core
+from .._tree.walks import has_entries
 from .check import (
     are_copyable,
     are_writable,

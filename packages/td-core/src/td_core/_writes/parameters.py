@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._node import Child, Core
-from .._walks import has_entries, map_levels, walk
+from .._tree.node import Child, Core
+from .._tree.walks import has_entries, map_levels, walk
 from ..errors import StructureError
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .._coerce import WRAPPED
-from .._node import Core
-from .._walks import expand
+from .._tree.coerce import WRAPPED
+from .._tree.node import Core
+from .._tree.walks import expand
 
 
 def pair_rows(node: Core, value: object) -> list[tuple[Any, object]] | None:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._coerce import NUMBERS
-from .._collection import add_nested, show_path
-from .._foreach import PLAIN, Op, foreach, make_op, order_subclasses_first
-from .._indexing import BoundIndex
-from .._node import Core, copy_leaf
-from .._ops.shared_memory import group_overlapping, is_dense, may_share_memory
+from .._plans.index import BoundIndex
+from .._torch.kernels import PLAIN, Op, foreach, make_op, order_subclasses_first
+from .._tree.coerce import NUMBERS
+from .._tree.defaults import add_nested, show_path
+from .._tree.node import Core, copy_leaf
+from .._tree.shared_memory import group_overlapping, is_dense, may_share_memory
 from .check import rephrase_error
 
 Path = tuple[str, ...]

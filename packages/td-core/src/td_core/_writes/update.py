@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import add_nested, check_cycle, check_keys, missing_key_error, show_path
-from .._dim_names import check_tails, inherit_names, join_names, lift_names, set_batch_size
-from .._element_plans import align_dims
-from .._foreach import PLAIN
-from .._locking import check_unlocked
-from .._mapping_views import IsLeaf
-from .._node import Child, Core, concurrent_change_error, get_all_entries
-from .._ops.key_trees import KeyTree, filter_entries, parse_requested_keys
-from .._torch_private import functorch_level
-from .._walks import has_entries
+from .._plans.elements import align_dims
+from .._torch.kernels import PLAIN
+from .._torch.private import functorch_level
+from .._tree.coerce import NUMBERS, WRAPPED, coerce
+from .._tree.defaults import add_nested, check_cycle, check_keys, missing_key_error, show_path
+from .._tree.dim_names import check_tails, inherit_names, join_names, lift_names, set_batch_size
+from .._tree.key_trees import KeyTree, filter_entries, parse_requested_keys
+from .._tree.locks import check_unlocked
+from .._tree.node import Child, Core, concurrent_change_error, get_all_entries
+from .._tree.views import IsLeaf
+from .._tree.walks import has_entries
 from ..errors import BatchSizeError, DimNamesError, KeyThroughLeafError, StructureError
 from ..typing import Names, NestedKey
 from .check import check_copied, is_sealed

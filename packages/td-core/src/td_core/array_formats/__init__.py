@@ -18,8 +18,8 @@ tensor([1.], dtype=torch.bfloat16)
 
 from __future__ import annotations
 
-from .._encoded_tables import make_table_header, prune_table
-from .._header_limits import get_most_nodes, read_shape
+from .._encode.header_limits import get_most_nodes, read_shape
+from .._encode.tables import make_table_header, prune_table
 from ._array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
 from ._batch_sizes import find_batch_sizes
 from ._build_collection import RefusedValues, build_collection, build_leaves, refuse_values

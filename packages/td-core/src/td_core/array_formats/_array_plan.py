@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import show_path
-from .._encoded_tables import dump_table
-from .._nodes import Encoded, Row, encode
-from .._saving import check_whole
+from .._encode.node_kinds import Encoded, Row, encode
+from .._encode.tables import dump_table
+from .._formats.saving import check_whole
+from .._tree.defaults import show_path
 from ..errors import CodecError
 from ._places import Piece, Place, as_storable, get_stored, split_leaf
 from ._rows import Stack, find_stacks, list_array_paths

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import show_path
-from .._encoded_tables import decode_table
-from .._node import Core
-from .._nodes import Encoded, Row
-from .._public_names import set_module
-from .._storage_backends import Keeper
-from .._walks import walk
+from .._encode.node_kinds import Encoded, Row
+from .._encode.tables import decode_table
+from .._python.public_names import set_module
+from .._tree.backends import Keeper
+from .._tree.defaults import show_path
+from .._tree.node import Core
+from .._tree.walks import walk
 from ..errors import FormatError, LockedError, TensorDictError, UnsupportedOperationError
 from ._places import Place, restore
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .._background import make_reporter
 from .._checksums import Checksum
-from .._collection import show_path
-from .._encoded_tables import describe_table
-from .._inspection import Problem, Report, Tree
-from .._nodes import Encoded
+from .._encode.inspection import Problem, Report, Tree
+from .._encode.node_kinds import Encoded
+from .._encode.tables import describe_table
+from .._formats.background import make_reporter
+from .._tree.defaults import show_path
 from ..errors import FormatError, TensorDictError, UnsupportedOperationError
 from ..typing import Progress
 from ._build_collection import build_collection

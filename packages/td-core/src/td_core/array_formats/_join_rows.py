@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .._decoding import decode
-from .._nodes import encode
-from .._value_codec import is_same_value
+from .._encode.decode import decode
+from .._encode.node_kinds import encode
+from .._encode.value_codec import is_same_value
 
 
 def join_rows(saved: Any, rows: Any) -> Any:

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base import TensorCollection
-from .._collection import show_path
-from .._dim_names import resize_names
-from .._locking import lock
-from .._node import Child, Core, EntrySchema, make_dense
-from .._plans import as_batch_size
-from .._storage_backends import Keeper
+from .._encode.value_codec import split
+from .._kinds.tensordict import TensorDict
+from .._methods.collection import TensorCollection
+from .._plans.plans import as_batch_size
 from .._stored import StoredTensor
-from .._tensordict import TensorDict
-from .._value_codec import split
-from .._walks import visit, walk
+from .._tree.backends import Keeper
+from .._tree.defaults import show_path
+from .._tree.dim_names import resize_names
+from .._tree.locks import lock
+from .._tree.node import Child, Core, EntrySchema, make_dense
+from .._tree.walks import visit, walk
 from ..errors import KeyPathError, StructureError, UnsupportedOperationError
 from ..typing import NO_DEFAULT, Names, NestedKey
 from ._live_edits import Change, LiveNode, LiveStore, fits

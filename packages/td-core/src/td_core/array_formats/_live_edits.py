@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base import TensorDictBase
-from .._collection import call_once_per_leaf, show_path
-from .._node import Child, Core
+from .._methods.collection import TensorDictBase
 from .._stored import StoredTensor
-from .._walks import walk
+from .._tree.defaults import call_once_per_leaf, show_path
+from .._tree.node import Child, Core
+from .._tree.walks import walk
 from ..errors import LockedError, StructureError
 from ..typing import Names
 from ._table_edits import KeyPath, TableEdit

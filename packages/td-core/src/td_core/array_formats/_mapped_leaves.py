@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._buffers import as_bytes
-from .._public_names import set_module
-from .._regular_files import open_regular
+from .._python.public_names import set_module
+from .._python.regular_files import open_regular
 from .._stored import StoredTensor
-from .._torch_private import plain_results
+from .._torch.private import plain_results
+from .._tree.buffers import as_bytes
 from ..errors import FormatError
 from ..typing import SourceIndex
 

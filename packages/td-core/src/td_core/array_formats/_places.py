@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._buffers import is_stored
-from .._dtypes import STORABLE, UNSIGNED
-from .._saving import check_whole
+from .._formats.saving import check_whole
+from .._torch.dtypes import STORABLE, UNSIGNED
+from .._tree.buffers import is_stored
 from ..errors import CodecError, FormatError, UnsupportedOperationError
 
 Place = Any

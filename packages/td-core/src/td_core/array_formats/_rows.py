@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from .. import kinds
-from .._header_limits import refuse_nodes
-from .._nodes import Encoded, Row
+from .._encode.header_limits import refuse_nodes
+from .._encode.node_kinds import Encoded, Row
 from .._version import __version__
 
 Rows = list[Row]

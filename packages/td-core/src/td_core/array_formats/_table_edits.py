@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._collection import show_path
-from .._encoded_tables import dump_table, prune_table
-from .._node import Core
-from .._nodes import Encoded, Row, encode
+from .._encode.node_kinds import Encoded, Row, encode
+from .._encode.tables import dump_table, prune_table
+from .._tree.defaults import show_path
+from .._tree.node import Core
 from ..errors import KeyPathError
 
 KeyPath = tuple[str, ...]

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 
 import pluggy
 
-from .._coerce import Coercer
-from .._nodes import NodeKind
-from .._serializers import Serializer
-from .._value_types import LeafSerializer
+from .._encode.node_kinds import NodeKind
+from .._encode.value_types import LeafSerializer
+from .._formats.serializers import Serializer
+from .._tree.coerce import Coercer
 
 hookspec = pluggy.HookspecMarker("td")
 hookimpl = pluggy.HookimplMarker("td")

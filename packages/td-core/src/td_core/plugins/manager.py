@@ -22,11 +22,11 @@ from typing import Any, Literal
 
 import pluggy
 
-from .._coerce import COERCERS, Coercer
-from .._nodes import KINDS, NodeKind
-from .._pytree import register_kind
-from .._serializers import SERIALIZERS, Serializer
-from .._value_types import VALUES, LeafSerializer
+from .._encode.node_kinds import KINDS, NodeKind
+from .._encode.value_types import VALUES, LeafSerializer
+from .._formats.serializers import SERIALIZERS, Serializer
+from .._transforms.pytree import register_kind
+from .._tree.coerce import COERCERS, Coercer
 from ..errors import FIRST_PARTY, MissingPluginError, PluginError
 from . import hookspecs, siblings
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dtypes import NAMES
-from .._lazy_stack import LazyStackedTensorDict
-from .._node import Core
-from .._params import TensorDictParams
-from .._tensordict import TensorDict
-from .._value_codec import is_same_value
+from .._encode.value_codec import is_same_value
+from .._kinds.lazy_stack import LazyStackedTensorDict
+from .._kinds.parameters import TensorDictParams
+from .._kinds.tensordict import TensorDict
+from .._torch.dtypes import NAMES
+from .._tree.node import Core
 from ..array_formats import as_storable
 
 __all__ = ["assert_same", "make_samples", "make_value_samples"]

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from .._collector import pause_collector
-from .._decoding import decode
-from .._node import Core
-from .._nodes import KINDS, Encoded, encode
-from .._torch_private import pytree
+from .._encode.decode import decode
+from .._encode.node_kinds import KINDS, Encoded, encode
+from .._python.collector import pause_collector
+from .._torch.private import pytree
+from .._tree.node import Core
 from ..errors import BatchSizeError, KeyPathError, LockedError, StructureError
 
 __all__ = ["CollectionTests"]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from .._ops.joining import lazy_stack
+from .._functions.joining import lazy_stack
+from .._kinds.tensordict import TensorDict
 from .._stored import StoredTensor
-from .._tensordict import TensorDict
 from ._sources import LoggedSource
 
 __all__ = ["OpenTests"]

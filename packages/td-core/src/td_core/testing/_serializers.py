@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from .._base import TensorDictBase
-from .._decoding import decode
-from .._locations import MODES, read_head
-from .._node import Core
-from .._nodes import NodeKind, encode
-from .._records import Record
-from .._saving import append, create, inspect, load, save, verify
-from .._saving import open as open_save
-from .._serializers import SERIALIZERS, Serializer, list_options
-from .._tensordict import TensorDict
-from .._value_types import LeafSerializer
+from .._encode.decode import decode
+from .._encode.node_kinds import NodeKind, encode
+from .._encode.records import Record
+from .._encode.value_types import LeafSerializer
+from .._formats.locations import MODES, read_head
+from .._formats.saving import append, create, inspect, load, save, verify
+from .._formats.saving import open as open_save
+from .._formats.serializers import SERIALIZERS, Serializer, list_options
+from .._kinds.tensordict import TensorDict
+from .._methods.collection import TensorDictBase
+from .._tree.node import Core
 from ..errors import CodecError, FormatError, TensorDictError
 from ..plugins.hookspecs import hookimpl
 from ..plugins.manager import installed

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._public_names import set_module
+from .._python.public_names import set_module
 from ..typing import Source, SourceIndex
 
 __all__ = ["LoggedSource", "MemorySource", "RawFile"]

@@ -1,0 +1,1 @@
+"""Python objects and text, in and out of collections."""

@@ -1,0 +1,1 @@
+"""Nodes as tables, values as JSON, pickles, and what is said of a save."""

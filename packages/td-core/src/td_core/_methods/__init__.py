@@ -1,0 +1,1 @@
+"""What users call: the signatures and manuals of the methods of collections."""

@@ -1,0 +1,1 @@
+"""What an operation does to sizes: pure functions of shapes."""

@@ -1,0 +1,1 @@
+"""What Python lacks: names, settings, processes, files."""

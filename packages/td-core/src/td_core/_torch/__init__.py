@@ -1,0 +1,1 @@
+"""What torch has, lacks or hides: no tree and no plan."""

@@ -1,0 +1,1 @@
+"""What every node has, and the walks over nodes."""
