@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from td_core._plans.plans.index import plan_index
 from torch import Tensor
 
 from td_core import TensorDict
+from td_core._plans.index import plan_index
 from td_core.errors import CollectionIndexError
 
 SHAPES = st.lists(st.integers(0, 4), min_size=0, max_size=4).map(tuple)

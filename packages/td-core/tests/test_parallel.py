@@ -278,15 +278,16 @@ class Slow:
 
 import torch
 sys.meta_path.insert(0, Slow())
-from td_core import TensorDict, _workers
+from td_core import TensorDict
+from td_core._python import workers
 
-start = _workers._Worker.__init__
+start = workers._Worker.__init__
 
 def later(*args):
     time.sleep(0.3)  # the worker before this one asks for its tensor
     start(*args)
 
-_workers._Worker.__init__ = later
+workers._Worker.__init__ = later
 td = TensorDict({"a": torch.arange(4)}, [4])
 print(td.map(lambda part: part + 1, num_workers=2, chunksize=1, mp_start_method="fork")["a"].tolist())
 """

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from td_core._plans.plans.index import plan_index
-from td_core._plans.plans.steps import Pad, Permute, Range, Reshape, Split, Step, Take, Whole, locate_all
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
-from td_core._plans.plans import elements as elements
-from td_core._plans.plans import shapes as shapes
+from td_core._plans import elements, shapes
+from td_core._plans.index import plan_index
+from td_core._plans.steps import Pad, Permute, Range, Reshape, Split, Step, Take, Whole, locate_all
 from td_core.errors import CollectionIndexError, DimError
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from td_core._plans.plans.plans import Sizes, cache_plans
 
 from td_core import TensorDict, assert_close, lazy_stack
-from td_core._plans.plans import shapes as _shape_plans
+from td_core._plans import shapes as _shape_plans
+from td_core._plans.plans import Sizes, cache_plans
 
 
 def make_td() -> TensorDict:

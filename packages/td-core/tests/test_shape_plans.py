@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from td_core._plans.plans.plans import MultiPlan, ShapePlan
 from torch import Tensor
 
-from td_core._plans.plans import elements as elements
-from td_core._plans.plans import shapes as shapes
+from td_core._plans import elements, shapes
+from td_core._plans.plans import MultiPlan, ShapePlan
 from td_core.errors import BatchSizeError, DimError
 
 Batch = tuple[int, ...]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from td_core._plans.plans.shapes import cat_plan
 from torch.utils import _pytree as pytree
 
 from td_core import TensorDict, group_by, lazy_stack
+from td_core._plans.shapes import cat_plan
 from td_core.errors import BatchSizeError, KeyPathError, LockedError, StructureError
 from td_tensorclass import NonTensorData, NonTensorStack, TensorClass
 

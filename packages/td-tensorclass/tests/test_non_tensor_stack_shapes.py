@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
-from td_core._plans.plans.shapes import cat_plan, stack_plan
 
 from td_core import TensorDict
+from td_core._plans.shapes import cat_plan, stack_plan
 from td_core.errors import CollectionIndexError
 from td_tensorclass import NonTensorData, NonTensorStack
 
