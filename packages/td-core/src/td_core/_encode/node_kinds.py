@@ -25,7 +25,7 @@ from torch import Tensor
 from .._python.public_names import set_module
 from .._tree.buffers import as_memory
 from .._tree.defaults import show_path
-from .._tree.node import Core
+from .._tree.node import Core, list_missing
 from .._tree.walks import expand
 from ..errors import PluginError, StructureError, TensorDictError
 from .records import Layout, Record
@@ -111,7 +111,8 @@ class NodeKind:
 def _read_slots(node: Core, base: type) -> dict[str, object]:
     """Return the values of the slots that the class of a node adds to those of ``base``."""
     result: dict[str, object] = {}
-    for name, slot in _list_added_slots(type(node), base).items():
+    cls: type = type(node)
+    for name, slot in _list_added_slots(cls, base).items():
         with contextlib.suppress(AttributeError):  # raised by a slot without a value
             result[name] = slot.__get__(node)
     return result
@@ -212,7 +213,8 @@ class NodeKinds:
 
     def set_attributes(self, node: Core, attributes: Mapping[str, object]) -> None:
         """Set the attributes that :meth:`attributes_of` returned for another node of the same class."""
-        slots = _list_added_slots(type(node), self.of(node).type)
+        cls: type = type(node)
+        slots = _list_added_slots(cls, self.of(node).type)
         more = {name: value for name, value in attributes.items() if name not in slots}
         for name in attributes.keys() - more.keys():
             slots[name].__set__(node, attributes[name])
@@ -230,6 +232,11 @@ def _check_kind(kind: NodeKind) -> None:
     if not isinstance(kind.type, type) or not issubclass(kind.type, Core):
         raise PluginError(
             f"the type of the node kind {kind.tag!r} is not a class of collections: {kind.type!r}"
+        )
+    if missing := list_missing(kind.type):
+        raise PluginError(
+            f"the class {kind.type.__name__} of the node kind {kind.tag!r} does not define {', '.join(missing)}, as every kind "
+            "must: td_core.spi.REQUIRED lists what is needed"
         )
     if not all(isinstance(layout, Layout) for layout in kind.layouts.values()):
         raise PluginError(f"the layouts of the node kind {kind.tag!r} are not Layouts: {kind.layouts!r}")

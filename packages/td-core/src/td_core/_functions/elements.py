@@ -8,7 +8,7 @@ from operator import methodcaller
 from torch import Tensor
 from typing_extensions import Self
 
-from .._plans import elements as elements
+from .._plans import elements
 from .._plans.plans import as_ints, check_ints, wrap_dim
 from ..errors import DimError
 from .locking import write_back_on_exit

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._plans import elements as elements
+from .._plans import elements
 from .._plans.plans import broadcast_shape
 from .._torch.arrays import as_tensor
 from .._torch.dtypes import keep_scalar

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .._encode.value_codec import is_same_value
-from .._plans import shapes as shapes
+from .._plans import shapes
 from .._plans.elements import append_dims
 from .._plans.index import plan_index
 from .._plans.plans import ShapePlan, WholePlan, as_ints, check_ints

@@ -7,6 +7,7 @@ member. A shape plan that keeps the stack dim runs on the members, any other pla
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class LazyStackedTensorDict(LazyStackOps):
+class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
     """A stack of collections that keeps its members, and stacks an entry when it is read.
 
     Args:

@@ -122,4 +122,4 @@ def count_as_mapping() -> None:
     >>> subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
     'True\n'
     """
-    MutableMapping.register(TensorDictBase)  # type: ignore[type-abstract]
+    MutableMapping.register(TensorDictBase)

@@ -10,7 +10,6 @@ public methods are in mixins that use only these members.
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -98,8 +97,14 @@ class EntrySchema:
         return children if type(children) is dict else get_all_entries(node)
 
 
-class Core(ABC):
-    """Abstract base of every node: the members a kind implements and the defaults that use them."""
+#: The members that a kind must define; `td_core.spi.REQUIRED` says what each of them does.
+REQUIRED = (
+    "batch_size", "device", "_children", "_with_children", "_set_child", "_del_child", "_set_batch_size", "_set_device",
+)  # fmt: skip
+
+
+class Core:
+    """Base of every node: the members that a kind must define, and the defaults that use them."""
 
     __slots__ = ()
 
@@ -160,20 +165,19 @@ class Core(ABC):
         where: Callable[..., Self]
 
     @property
-    @abstractmethod
     def batch_size(self) -> torch.Size:
         """Leading dims that all entries share."""
+        raise missing_member_error(self, "batch_size")
 
     @property
-    @abstractmethod
     def device(self) -> torch.device | None:
         """Device of every entry, or None if entries may be on different devices."""
+        raise missing_member_error(self, "device")
 
-    @abstractmethod
     def _children(self) -> Mapping[str, Child]:
         """Return the direct entries in insertion order. The mapping may be the kind's own dict, not a copy."""
+        raise missing_member_error(self, "_children")
 
-    @abstractmethod
     def _with_children(
         self,
         children: Mapping[str, Child],
@@ -183,10 +187,11 @@ class Core(ABC):
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> Self:
         """Return a new, unlocked node of this kind with unchecked ``children``. Omitted metadata is copied from this node."""
+        raise missing_member_error(self, "_with_children")
 
-    @abstractmethod
     def _set_child(self, key: str, value: Child) -> None:
         """Store a checked value under ``key``."""
+        raise missing_member_error(self, "_set_child")
 
     def _add_child(self, key: str, value: Core) -> Child:
         """Store a checked node under a free key. Return the stored entry: another thread may have set the key first."""
@@ -201,17 +206,17 @@ class Core(ABC):
         for key, value in values.items():
             self._set_child(key, value)
 
-    @abstractmethod
     def _del_child(self, key: str) -> None:
         """Remove the entry ``key``. Raise KeyError if it is missing."""
+        raise missing_member_error(self, "_del_child")
 
-    @abstractmethod
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         """Store a checked batch size; :func:`set_batch_size` then adjusts the dim names."""
+        raise missing_member_error(self, "_set_batch_size")
 
-    @abstractmethod
     def _set_device(self, device: torch.device | None) -> None:
         """Store the device label without moving the leaves."""
+        raise missing_member_error(self, "_set_device")
 
     @classmethod
     def _wrap_dense(cls, result: object) -> Any:
@@ -252,7 +257,7 @@ class Core(ABC):
         """Return a context in which changes of the structure reach a store together; in memory there is nothing to do."""
         return _NOTHING
 
-    def _check_child(self, key: str, value: Child) -> None:  # noqa: B027 -- memory holds all
+    def _check_child(self, key: str, value: Child) -> None:
         """Raise an error if ``_set_child`` would refuse a checked value."""
 
     def _index_put(self, index: object, value: object, *, non_blocking: bool = False) -> Core:
@@ -263,10 +268,10 @@ class Core(ABC):
             self._assign(index, value, non_blocking=non_blocking)
         return self
 
-    def _check_index_put(self, index: object, value: object) -> None:  # noqa: B027 -- most kinds accept any index
+    def _check_index_put(self, index: object, value: object) -> None:
         """Raise an error if this kind cannot be written at an index."""
 
-    def _move_mapped_dim(self, dim: int, left: torch.Size | None) -> None:  # noqa: B027 -- for values per element
+    def _move_mapped_dim(self, dim: int, left: torch.Size | None) -> None:
         """Hide the batch dim that vmap maps over, which leaves the batch size ``left``; None: restore the last at ``dim``."""
 
     @property
@@ -274,7 +279,7 @@ class Core(ABC):
         """The :class:`Keeper` that stores the values of this node outside memory, or None; ignored by nodes without values."""
         return None
 
-    @_keeper.setter  # noqa: B027 -- most kinds have no values
+    @_keeper.setter
     def _keeper(self, keeper: Any) -> None:
         pass
 
@@ -332,13 +337,13 @@ class Core(ABC):
         """Return the longest batch size that ``_with_batch_size`` accepts; None means any that the leaves allow."""
         return None
 
-    @abstractmethod
     def _change_batch_size(self, batch_size: torch.Size) -> None:
         """Check that all leaves start with ``batch_size``, then store it here and in nested nodes with a shorter one."""
+        raise missing_member_error(self, "_change_batch_size")
 
-    @abstractmethod
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         """Raise BatchSizeError unless the shape of every leaf starts with ``batch_size``."""
+        raise missing_member_error(self, "_check_batch_size")
 
     def _flatten_leaves(self, out: list[Tensor]) -> Walked:
         """Append every tensor leaf to ``out``. Return the treedef for ``_unflatten``."""
@@ -399,6 +404,18 @@ class Core(ABC):
     def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
         """Join ``items``, this node first, with ``plan.leaf`` per key. Raise StructureError if their keys differ."""
         return convert_level(self, _as_dense(self)._join(items, plan, path))
+
+
+def list_missing(cls: type[Core]) -> list[str]:
+    """Return the members of :data:`REQUIRED` that a class does not define."""
+    return [name for name in REQUIRED if getattr(cls, name) is getattr(Core, name)]
+
+
+def missing_member_error(node: Core, name: str) -> NotImplementedError:
+    """Return the error for a member that the kind of a node does not define."""
+    return NotImplementedError(
+        f"{type(node).__name__} does not define {name}, as every kind must: td_core.spi.REQUIRED lists what is needed"
+    )
 
 
 def _as_dense(node: Core) -> Core:
