@@ -372,6 +372,6 @@ def test_json_of_files_is_parsed_in_one_place() -> None:
         for path in root.glob("packages/*/src/*/**/*.py")
         if "testing" not in path.parts and re.search(r"\bjson\.loads?\(", path.read_text(encoding="utf-8"))
     }
-    assert found <= {"_write_save.py", "_array_documents.py", "_encode/value_codec.py"}, (
+    assert found <= {"_write_save.py", "_array_documents.py", "value_codec.py"}, (
         "use parse_json, which refuses repeated keys"
     )
