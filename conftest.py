@@ -65,6 +65,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = filter(runs, items)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip test files without smoke cases for ``-m smoke``: importing all files takes longer than the smoke cases."""
+    if config.option.markexpr != "smoke" or not collection_path.match("test_*.py"):
+        return None
+    return "pytest.mark.smoke" not in collection_path.read_text(encoding="utf-8") or None
+
+
 def expect_failures(items: list[pytest.Item], text: str) -> None:
     """Mark the tests that a line ``pattern of ids: reason`` names as expected failures; ``*`` stands for any characters.
 

@@ -418,24 +418,44 @@ def _get_parameter(name: str, given: str) -> str:
 
 
 CASES = list(iter_cases())
+#: The first case of each row: the smoke cases.
+FIRST = list({case.values[0]: case for case in reversed(CASES)}.values())[::-1]
+OTHERS = [case for case in CASES if case not in FIRST]
 
 
 #: Outcomes by row, computed once for all parameters.
 OUTCOMES: dict[str, Any] = {}
 
 
-@pytest.mark.parametrize(("row", "base", "changes", "parameter"), CASES)
+def check_parameter(row: str, base: str, changes: str, parameter: str, folder: Path) -> None:
+    if row not in OUTCOMES:
+        OUTCOMES[row] = run_call(row, base, "", folder / "before")
+        assert OUTCOMES[row][0] != "raised", OUTCOMES[row]
+        assert OUTCOMES[row] == run_call(row, base, "", folder / "again"), "two calls leave different things"
+    after = run_call(row, base, changes, folder / "after", parameter)
+    assert after != OUTCOMES[row], f"{parameter} of {row} is accepted and ignored"
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("row", "base", "changes", "parameter"), FIRST)
+def test_first_parameter_changes_result_or_raises(
+    row: str, base: str, changes: str, parameter: str, tmp_path: Path
+) -> None:
+    check_parameter(row, base, changes, parameter, tmp_path)
+
+
+@pytest.mark.parametrize(("row", "base", "changes", "parameter"), OTHERS)
 def test_parameter_changes_result_or_raises(
     row: str, base: str, changes: str, parameter: str, tmp_path: Path
 ) -> None:
-    if row not in OUTCOMES:
-        OUTCOMES[row] = run_call(row, base, "", tmp_path / "before")
-        assert OUTCOMES[row][0] != "raised", OUTCOMES[row]
-        assert OUTCOMES[row] == run_call(row, base, "", tmp_path / "again"), (
-            "two calls leave different things"
-        )
-    after = run_call(row, base, changes, tmp_path / "after", parameter)
-    assert after != OUTCOMES[row], f"{parameter} of {row} is accepted and ignored"
+    check_parameter(row, base, changes, parameter, tmp_path)
+
+
+def test_each_row_has_one_smoke_case() -> None:
+    smoke = [case.values[0] for case in FIRST]
+    assert sorted({row for row, *_ in ROWS} - set(smoke)) == []
+    assert len(smoke) == len(set(smoke))
+    assert len(ROWS) == len({row for row, *_ in ROWS}), "a word after a blank distinguishes calls of one name"
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if (name, "*") not in HIDDEN])
