@@ -22,9 +22,12 @@ from td_core.plugins.declarations import Declaration
 ROOT = Path(__file__).parent
 PLUGINS = {path.name.replace("-", "_") for path in (ROOT / "packages").iterdir()} - {"td_core"}
 
-# Examples may be slow on a busy machine, which must not fail a test.
-settings.register_profile("td", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("td")
+# Examples may be slow on a busy machine, which must not fail a test. The sessions of nox set HYPOTHESIS_PROFILE=full: the
+# number of examples that tests without one of their own had before, the same ones in each run.
+TOLERANT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=10, **TOLERANT)
+settings.register_profile("full", settings.get_profile("ci"), **TOLERANT)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="session")

@@ -167,9 +167,9 @@ class Environment:
         self.session.run(self.python, *(str(part) for part in arguments), env=env, external=True)
 
     def pytest(self, *arguments: object, **variables: str) -> None:
-        """Run pytest in this environment. Hypothesis uses the same examples in each run; a manual pytest run draws new ones."""
-        always = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci")
-        self.run("-m", "pytest", *always, *arguments, **variables)
+        """Run pytest in this environment. Hypothesis runs all examples, the same in each run; by hand it draws a few new ones."""
+        always = ("-q", "-p", "no:cacheprovider")
+        self.run("-m", "pytest", *always, *arguments, **{"HYPOTHESIS_PROFILE": "full", **variables})
 
     def pytest_side_by_side(self, *arguments: object, **variables: str) -> None:
         """Run pytest in several processes, if the base has pytest-xdist."""

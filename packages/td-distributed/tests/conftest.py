@@ -16,16 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
 from torch import Tensor
-
-# torch is slow in the first test that uses it, which must not fail a hypothesis deadline.
-settings.register_profile("td", deadline=None)
-settings.load_profile("td")
 
 # Test files, here and in the processes of a group, import the helper modules next to this file.
 sys.path.append(str(Path(__file__).parent))
-import worker  # noqa: E402
+import worker
 
 pytest.register_assert_rewrite("collective_trees", "consolidation_trees", "loopback", "message_trees")
 

@@ -6,13 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from td_tensorclass import TensorClass, tensorclass
-
-# torch is slow in the first test that uses it, which must not fail a hypothesis deadline.
-settings.register_profile("td", deadline=None)
-settings.load_profile("td")
 
 
 @pytest.fixture
