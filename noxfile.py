@@ -205,6 +205,13 @@ def typecheck(session: nox.Session, checker: str) -> None:
 
 
 @nox.session(venv_params=BARE)
+def near(session: nox.Session) -> None:
+    """Run the tests that the changed files, or the paths that are passed, can break: the nearest, in a minute."""
+    environment = Environment(session, EVERYTHING)
+    environment.run("tools/near.py", *session.posargs, HYPOTHESIS_PROFILE="quick")
+
+
+@nox.session(venv_params=BARE)
 def build(session: nox.Session) -> None:
     """Build the sdist of each package into ``dist``, and from it the wheel; check their contents, and install the wheels."""
     environment = Environment(session, extra=("build", "twine"))
