@@ -66,7 +66,7 @@ def make_example(row: Any) -> dict[str, str]:
 
 def make_methods() -> str:
     """Return the declarations of all methods that ``pointwise.py`` does not define."""
-    tree = ast.parse((CORE / "_functions/pointwise.py").read_text(encoding="utf-8"))
+    tree = ast.parse((CORE / "_methods/pointwise.py").read_text(encoding="utf-8"))
     written = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     lines: list[str] = []
     for row in OPERATIONS:
@@ -116,8 +116,8 @@ def replace_part(text: str, subject: str, part: str) -> str:
 def make_files() -> dict[Path, str]:
     """Return what each file should contain."""
     parts = [
-        (CORE / "_functions/pointwise.py", "operations", make_methods()),
-        (CORE / "_functions/dtypes.py", "casts", make_casts()),
+        (CORE / "_methods/pointwise.py", "operations", make_methods()),
+        (CORE / "_methods/dtypes.py", "casts", make_casts()),
         (PAGE, "operations", make_list()),
         (PAGE, "casts", make_list_of_casts()),
     ]

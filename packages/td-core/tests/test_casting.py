@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core._functions.device_moves import get_device_to_sync, parse_target
-from td_core._functions.dtypes import CASTS, DtypeMixin
+from td_core._functions.dtypes import CASTS
+from td_core._methods.dtypes import DtypeMixin
 from td_core._torch.dtypes import METHODS
 from td_core._tree.walks import list_nested
 from td_core.errors import KeyMismatchError, LockedError, StructureError

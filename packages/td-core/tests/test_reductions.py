@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict
-from td_core._functions.reductions import ReductionMixin
+from td_core._methods.reductions import ReductionMixin
 from td_core._tree.walks import list_nested
 from td_core.errors import DimNamesError, StructureError
 

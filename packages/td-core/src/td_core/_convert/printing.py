@@ -20,12 +20,10 @@ from .._python.settings import SETTINGS
 from .._torch.dtypes import SHORT_NAMES
 from .._transforms.pytree import leaves_below
 from .._tree.buffers import is_stored
-from .._tree.defaults import unwrap_entry
 from .._tree.node import Child, Core, make_dense
 from .._tree.ragged import get_display_shape, merge_shapes
 from .._tree.walks import expand, has_entries
 from ..errors import StructureError
-from .description import Description, describe
 
 _WIDTH = 80
 
@@ -93,55 +91,7 @@ class PrintedNode(NamedTuple):
         return PrintedNode([field for field in fields if field.key not in hidden], None, True)
 
 
-class ReprMixin(Core):
-    """``repr``, and ``_repr_html_`` for notebooks."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        """Return the compact form, or the long form if :class:`td_core.set_printoptions` selects it."""
-        options = SETTINGS.print_options
-        if options["compact"]:
-            return _compact(self, options)
-        return _render((self, 0, options), _long)
-
-    def _repr_html_(self) -> str | None:
-        """Return a collapsible HTML tree with the size of each node in bytes; None if that option is off."""
-        if not SETTINGS.print_options["html"]:
-            return None
-        text = _render((None, self, None), _html) if has_entries(self) else html.escape(repr(self))
-        return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
-
-    def describe(self) -> Description:
-        """Return a table of the leaves: key, dtype, shape, size, share of the size, device, and what shares memory.
-
-        The result prints as text, and as a table in notebooks; it is iterable, with one row for each key. Nothing is read, and
-        the members of a lazy stack, which are in one row, are not stacked.
-
-        >>> weight = torch.zeros(2, 3)
-        >>> TensorDict({"layer": {"weight": weight, "bias": torch.zeros(2)}, "tied": weight}).describe()
-        TensorDict [], 56 bytes
-        key           dtype  shape   size      share  device  memory
-        layer.weight  f32    [2, 3]  24 bytes  42.9%  cpu
-        layer.bias    f32    [2]     8 bytes   14.3%  cpu
-        tied          f32    [2, 3]  24 bytes  42.9%  cpu     shared with layer.weight
-        """
-        return describe(self)
-
-    def _ipython_key_completions_(self: Core) -> list[object]:
-        """Return the keys that IPython and notebooks offer after ``data["``."""
-        return list(self.keys(include_nested=True))
-
-    def _print_node(self) -> PrintedNode:
-        """Return what is printed of this node; a lazy stack describes its entries without stacking them."""
-        leaf = unwrap_entry(self)
-        text = f"{SHORT_NAMES[leaf.dtype]}{list(leaf.shape)}" if isinstance(leaf, Tensor) else None
-        return PrintedNode(
-            [_print_leaf(key, child) for key, child in dict(self._children()).items()], text=text
-        )
-
-
-def _print_leaf(key: str, child: object) -> PrintedLeaf:
+def print_leaf(key: str, child: object) -> PrintedLeaf:
     # The pytree functions of torch may store a result of any type in place of a leaf.
     if isinstance(child, Tensor):
         return PrintedLeaf(key, describe_leaf(child) if is_lazy(child) else child)
@@ -211,7 +161,7 @@ class _Line:
         self.short: str | None = text  # the text of the part on one line; None if that is too long
 
 
-def _compact(root: Any, options: dict[str, Any]) -> str:
+def print_compact(root: Any, options: dict[str, Any]) -> str:
     names: list[str] = []
     if options["show_batch_size"]:
         names.append(f"batch_size={_dims(root.batch_size)}")
@@ -323,13 +273,13 @@ def _break_lines(group: _Line, closer: str) -> Iterator[str]:
             open_(line, indent + 4, ending)
 
 
-def _render(root: Any, pieces_of: Callable[..., list[object]]) -> str:
+def render(root: Any, pieces_of: Callable[..., list[object]]) -> str:
     """Render a tree without recursion; ``pieces_of`` returns texts and argument tuples of nested nodes."""
     pieces = expand([root], lambda piece: () if isinstance(piece, str) else reversed(pieces_of(*piece)))
     return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-def _long(node: Core, indent: int, options: dict[str, object]) -> list[object]:
+def print_long(node: Core, indent: int, options: dict[str, object]) -> list[object]:
     pad = " " * (indent + 4)
     fields, stack, is_declared, _ = node._print_node()
     fields = _sort_fields(fields, options)
@@ -372,7 +322,7 @@ def _long_entry(field: PrintedLeaf, indent: int, options: dict[str, object]) -> 
     entry = field.entry
     if isinstance(entry, str):
         return [entry]
-    if isinstance(entry, ReprMixin):
+    if isinstance(entry, Core):
         if not has_entries(entry):
             return [repr(entry).replace("\n", "\n" + " " * indent)]
         return [(entry, indent, options)]
@@ -423,7 +373,7 @@ _MUTED = 'style="opacity:0.7"'
 _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
-def _html(field: PrintedLeaf | None, node: Any, parent: Core) -> list[object]:
+def print_html(field: PrintedLeaf | None, node: Any, parent: Core) -> list[object]:
     """Return the HTML pieces of a node; ``field`` is its entry in the parent, None for the root."""
     options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)
@@ -463,7 +413,7 @@ def _html_fields(fields: list[PrintedLeaf], node: Core) -> list[object]:
     pieces: list[object] = []
     for field in fields:
         entry = field.entry
-        if isinstance(entry, ReprMixin) and has_entries(entry):
+        if isinstance(entry, Core) and has_entries(entry):
             pieces += ["<li>", (field, entry, node), "</li>"]
         else:
             text = html.escape(_html_entry(entry, node))
@@ -475,7 +425,7 @@ def _html_entry(entry: Child, node: Core) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Core):
-        assert isinstance(entry, ReprMixin)
+        assert isinstance(entry, Core)
         name, value = entry._print_node().text, entry._unwrap()
         return str(name) if isinstance(value, (Tensor, Core)) else f"{name} {_shorten(value)}"
     text = f"{SHORT_NAMES.get(entry.dtype, 'None')}{_tail(entry, node)} {entry.device}"

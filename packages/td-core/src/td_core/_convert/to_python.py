@@ -3,334 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict, namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, reduce
 from operator import getitem
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from .._python.linked_list import LinkedList
-from .._python.method_factories import make_classmethod
-from .._tree.coerce import coerce
 from .._tree.defaults import show_path
-from .._tree.node import Child, Core, convert_level, copy_leaf, get_all_entries, make_dense
+from .._tree.node import Core, get_all_entries
 from .._tree.walks import has_entries, map_levels
 from .._writes.check import describe_leaf, rephrase_error
-from ..errors import DepthError
-from ..typing import BatchSize, DeviceType
-from . import from_python as source
 from .from_python import NON_STRING_KEY, PYTREE_TYPE
 
 ConvertTensors = bool | Literal["numpy"]
-
-
-class ConversionMixin(Core):
-    """The methods ``from_dict``, ``to_dict``, ``tolist``, ``numpy`` and similar conversions."""
-
-    __slots__ = ()
-
-    from_any = make_classmethod(source.from_any, dense=True)
-    """Convert a Python container to a collection; see :func:`td_core.from_any`."""
-    from_list = make_classmethod(source.from_list, dense=True)
-    """Stack a list of mappings or collections; see :func:`td_core.from_list`."""
-    from_tuple = make_classmethod(source.from_tuple, dense=True)
-    """Convert a tuple to a collection; see :func:`td_core.from_tuple`."""
-    from_namedtuple = make_classmethod(source.from_namedtuple, dense=True)
-    """Convert a named tuple to a collection; see :func:`td_core.from_namedtuple`."""
-    from_struct_array = make_classmethod(source.from_struct_array, dense=True)
-    """Convert a structured array to a collection; see :func:`td_core.from_struct_array`."""
-    from_pytree = make_classmethod(source.from_pytree)
-    """Convert a pytree to a collection; see :func:`td_core.from_pytree`."""
-    fromkeys = make_classmethod(source.fromkeys, dense=True)
-    """Build a collection with the same value under each key; see :func:`td_core.fromkeys`."""
-    from_schema = make_classmethod(source.from_schema, dense=True)
-    """Build a collection of zeros with the given keys, shapes and dtypes; see :func:`td_core.from_schema`."""
-
-    @classmethod
-    def from_dict(
-        cls,
-        input_dict: Mapping[Any, object] | Core,
-        *,
-        auto_batch_size: bool | None = None,
-        batch_size: BatchSize | None = None,
-        device: DeviceType | None = None,
-        batch_dims: int | None = None,
-        names: Sequence[str | None] | None = None,
-    ) -> Self:
-        """Convert a mapping to a collection; see :func:`td_core.from_dict`.
-
-        >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
-        torch.Size([3])
-        """
-        result: Self = cls._wrap_dense(
-            source.from_dict(
-                input_dict,
-                auto_batch_size=auto_batch_size,
-                batch_size=batch_size,
-                device=device,
-                batch_dims=batch_dims,
-                names=names,
-            )
-        )
-        return result
-
-    def from_dict_instance(
-        self,
-        input_dict: Mapping[Any, object],
-        *,
-        auto_batch_size: bool | None = None,
-        batch_size: BatchSize | None = None,
-        device: DeviceType | None = None,
-        batch_dims: int | None = None,
-        names: Sequence[str | None] | None = None,
-    ) -> Any:
-        """Convert a mapping to a collection whose nodes have the kinds of this collection's nodes under the same keys.
-
-        The arguments are those of :meth:`from_dict`. Under a key where this collection holds or declares a non-tensor
-        value, the new value is stored as a non-tensor value too.
-
-        >>> TensorDict({"a": 1}).from_dict_instance({"a": 2})["a"]
-        tensor(2)
-        """
-        result = source.from_dict(
-            _with_values(input_dict, self),
-            auto_batch_size=auto_batch_size,
-            batch_size=batch_size,
-            device=device,
-            batch_dims=batch_dims,
-            names=names,
-        )
-        levels: list[tuple[Any, Core, object, str]] = [(result, self, None, "")]
-        for node, kind, _, _ in levels:
-            for key, child in dict(node._children()).items():
-                other = kind._children().get(key)
-                if other is not None and has_entries(child) and has_entries(other):
-                    levels.append((child, other, node, key))
-        for node, kind, parent, key in reversed(levels):
-            result = kind._schema.add_defaults(convert_level(kind, node))
-            if parent is not None:
-                parent._set_child(key, result)
-        return result
-
-    def to_dict(
-        self, *, retain_none: bool = True, convert_tensors: ConvertTensors = False, tolist_first: bool = False
-    ) -> dict[str, Any]:
-        """Convert the collection to nested dicts; non-tensor data is converted to its values.
-
-        Args:
-            retain_none: keep the entries whose value is None.
-            convert_tensors: True converts tensors to numbers and lists, ``"numpy"`` to arrays.
-            tolist_first: convert each nested collection with batch dims to a list, see :meth:`tolist`.
-
-        >>> TensorDict({"a": 1, "b": {"c": [1, 2]}}).to_dict(convert_tensors=True)
-        {'a': 1, 'b': {'c': [1, 2]}}
-        """
-        # Hot path: copy the dict of each node in C, then replace only the entries that are not plain tensors.
-        root: dict[str, object] = dict(self._schema.list_entries(self))
-        todo = [root]
-        below: dict[str, object]
-        # By hand: the row `to_dict` of benchmarks/ops.py.
-        while todo:
-            out = todo.pop()
-            for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():
-                if isinstance(child, Tensor):
-                    if convert_tensors:
-                        out[key] = _convert_tree(self, child, convert_tensors)
-                    continue
-                # Hot path: a type check is faster than isinstance with an abstract class.
-                if (type(child) is type(self) or isinstance(child, Core)) and not child._is_value:
-                    if tolist_first and child.batch_size:
-                        out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)
-                    else:
-                        out[key] = below = dict(child._schema.list_entries(child))
-                        todo.append(below)
-                    continue
-                value = _convert_value(self, child, convert_tensors)
-                if value is not None or retain_none:
-                    out[key] = value
-                else:
-                    del out[key]
-        return root
-
-    def tolist(
-        self,
-        *,
-        convert_nodes: bool = True,
-        convert_tensors: ConvertTensors = False,
-        tolist_first: bool = False,
-        as_linked_list: bool = False,
-    ) -> Any:
-        """Convert the collection to nested lists over the batch dims, with one dict per batch element.
-
-        Args:
-            convert_nodes: False returns collections without batch dims instead of dicts.
-            convert_tensors: as for :meth:`to_dict`.
-            tolist_first: as for :meth:`to_dict`.
-            as_linked_list: return a list that writes back, see :class:`td_core.LinkedList`.
-
-        Raises:
-            TypeError: ``convert_tensors`` is set and ``convert_nodes`` is False.
-
-        >>> TensorDict({"a": [1, 2]}, batch_size=[2]).tolist(convert_tensors=True)
-        [{'a': 1}, {'a': 2}]
-        """
-        if convert_tensors and not convert_nodes:
-            raise TypeError("convert_tensors needs convert_nodes: a collection holds tensors")
-        if not self.batch_size:
-            if not convert_nodes:
-                return self
-            return self.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
-        items = [
-            part.tolist(
-                convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first
-            )
-            for part in self.unbind(0)
-        ]
-        return LinkedList(items, td=self) if as_linked_list else items
-
-    def numpy(self) -> dict[str, Any]:
-        """Convert the collection to nested dicts of numpy arrays, which share memory with the leaves.
-
-        A nested tensor is converted to a tuple of arrays, one per component.
-
-        >>> TensorDict({"a": [1, 2]}).numpy()
-        {'a': array([1, 2])}
-        """
-        return self.to_dict(convert_tensors="numpy", retain_none=False)
-
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise TypeError: otherwise ``numpy.asarray`` would treat a collection as a sequence.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"a {type(self).__name__} is not one array: numpy() gives an array for each tensor, to_struct_array() one "
-            "structured array, and tolist() the values; an object array takes collections one by one"
-        )
-
-    def __dlpack__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise TypeError: otherwise ``torch.as_tensor`` would treat a collection as a sequence without elements.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"a {type(self).__name__} is not one tensor, so torch.as_tensor(), torch.tensor() and the like do not take it: "
-            'td["key"] gives a tensor, td.apply(function) calls a function for each, cat_tensors() and stack_tensors() '
-            "put entries together, and tolist() gives the values"
-        )
-
-    def __dlpack_device__(self) -> NoReturn:
-        """Raise TypeError, as ``__dlpack__`` does."""
-        self.__dlpack__()
-
-    def to_namedtuple(self, dest_cls: type | None = None) -> Any:
-        """Convert the collection to nested named tuples.
-
-        Args:
-            dest_cls: class of the outermost tuple and of nested ones with the same fields; by default a new class.
-
-        Raises:
-            ValueError: a key is not a valid Python identifier.
-
-        >>> TensorDict({"a": 1, "b": {"c": 2}}).to_namedtuple().b.c
-        tensor(2)
-        """
-
-        def fill(node: Core, out: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
-            for key, child in dict(node._schema.list_entries(node)).items():
-                if isinstance(child, Core) and has_entries(child):
-                    yield key, child, None
-                else:
-                    out[key] = child._unwrap() if isinstance(child, Core) else child
-
-        def make(node: Core, out: dict[str, object]) -> object:
-            wanted = dest_cls is not None and (node is self or {*out} == {*getattr(dest_cls, "_fields", ())})
-            cls: Any = dest_cls if wanted else _make_namedtuple(tuple(out))
-            return cls(**out)
-
-        return map_levels(self, fill, make=make)
-
-    def to_pytree(self) -> Any:
-        """Convert the collection back to the pytree that :meth:`from_pytree` converted, with the current leaves.
-
-        A collection that :meth:`from_pytree` did not create is returned unchanged.
-
-        >>> td = TensorDict({"a": 1})
-        >>> td.to_pytree() is td
-        True
-        """
-        if PYTREE_TYPE not in self._children():
-            return self
-
-        def fill(node: Core, out: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
-            for key, child in dict(node._children()).items():
-                if isinstance(child, Tensor):
-                    out[key] = child
-                elif PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY):
-                    yield key, child, None
-                else:
-                    out[key] = child._unwrap()
-
-        return map_levels(self, fill, make=lambda _, out: _make_container(out))
-
-    def to_struct_array(self) -> np.ndarray[Any, Any]:
-        """Copy the entries into a structured array of shape ``batch_size``, with one field per entry.
-
-        Raises:
-            DepthError: the collection is nested deeper than numpy allows.
-
-        >>> TensorDict({"a": [1, 2], "b": [0.5, 1.5]}, batch_size=[2]).to_struct_array()
-        array([(1, 0.5), (2, 1.5)], dtype=[('a', '<i8'), ('b', '<f4')])
-        """
-        try:
-            dtype, columns = _columns(self, len(self.batch_size))
-        except RecursionError as error:
-            raise DepthError(
-                f"a structured array cannot be nested as deep as this collection, {error}"
-            ) from error
-        result = np.empty(tuple(self.batch_size), dtype=dtype)
-        for path, column in columns:
-            target = result
-            for part in path:
-                target = target[part]
-            target[...] = column
-        return result
-
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
-        """Copy the collection into plain TensorDicts at every node: clone leaves, make lazy stacks dense, drop classes.
-
-        Args:
-            retain_none: True adds the fields of a tensorclass that are None, as non-tensor data.
-
-        Raises:
-            KeyMismatchError: members of a lazy stack have different keys, so entries would be lost.
-
-        >>> td = TensorDict({"a": 1})
-        >>> td.to_tensordict()["a"] is td["a"]
-        False
-        """
-
-        def fill(node: Core, out: dict[str, Child], _: None) -> Iterator[tuple[str, Core, None]]:
-            entries = node._schema.list_entries(node) if retain_none else get_all_entries(node)
-            for key, child in dict(entries).items():
-                if isinstance(child, Tensor):
-                    out[key] = child.clone()
-                elif child is None:
-                    out[key] = coerce(None, node.batch_size, node.device, (key,))
-                elif has_entries(child):
-                    yield key, child, None
-                else:
-                    out[key] = child._map(copy_leaf)
-
-        return map_levels(
-            self, fill, make=lambda node, out: make_dense(out, node.batch_size, node.device, node._names)
-        )
 
 
 def _as_entry(node: Core, key: str, value: object) -> object:
@@ -342,7 +31,7 @@ def _as_entry(node: Core, key: str, value: object) -> object:
     return node._schema.convert_plain(key, value)
 
 
-def _with_values(mapping: Mapping[object, object], like: Core) -> dict[object, object]:
+def with_values(mapping: Mapping[object, object], like: Core) -> dict[object, object]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
 
     def fill(
@@ -361,11 +50,11 @@ def _with_values(mapping: Mapping[object, object], like: Core) -> dict[object, o
 
 
 @lru_cache(maxsize=256)
-def _make_namedtuple(fields: tuple[str, ...]) -> type:
+def make_namedtuple(fields: tuple[str, ...]) -> type:
     return namedtuple("GenericDict", fields)
 
 
-def _make_container(entries: dict[str, Any]) -> object:
+def make_container(entries: dict[str, Any]) -> object:
     """Build the container that ``from_pytree`` converted to ``entries``; a (key, value) pair for a non-string key."""
     cls = entries.pop(PYTREE_TYPE, None)
     if cls is None:
@@ -377,15 +66,15 @@ def _make_container(entries: dict[str, Any]) -> object:
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
 
 
-def _convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> object:
+def convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> object:
     """Convert a value node, or a plain value that a kind lists among its entries, for ``to_dict``."""
     value = child._unwrap() if isinstance(child, Core) else child
     if isinstance(value, Tensor) and convert_tensors:
-        return _convert_tree(root, value, convert_tensors)
+        return convert_tree(root, value, convert_tensors)
     return child.tolist() if isinstance(value, LinkedList) else value
 
 
-def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
+def convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
     try:
         if form != "numpy":
             return leaf.tolist()
@@ -394,7 +83,7 @@ def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
         raise rephrase_error(error, f"cannot convert {describe_leaf(root, leaf)}: {error}") from error
 
 
-def _columns(
+def list_columns(
     node: Core, ndim: int, path: tuple[str, ...] = ()
 ) -> tuple[list[object], list[tuple[tuple[str, ...], object]]]:
     """Return the field specs of the structured dtype of ``node``, and its columns as (path, array) pairs."""
@@ -411,7 +100,7 @@ def _columns(
             )
             columns.append(((key,), array))
         elif has_entries(child):
-            inner, below = _columns(child, ndim, (*path, key))
+            inner, below = list_columns(child, ndim, (*path, key))
             fields.append((key, inner))
             columns.extend(((key, *path), column) for path, column in below)
         else:

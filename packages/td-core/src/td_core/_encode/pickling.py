@@ -6,11 +6,8 @@ one function, and can be read with ``weights_only=True`` if those values are pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
-from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,18 +16,12 @@ from torch.nn import Parameter
 from .._python.public_names import set_module
 from .._torch.kernels import PLAIN
 from .._torch.private import get_cached_seqlens, get_ragged_dim
-from .._tree.backends import get_backends
 from .._tree.buffers import Leaves
 from .._tree.components import JaggedParts, get_parts
-from .._tree.defaults import add_key_note
 from .._tree.devices import fix_decoded_devices
 from .._tree.node import Core
-from .decode import decode, decode_all
-from .node_kinds import KINDS, Encoded, encode, get_key_path
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+from .decode import decode_all
+from .node_kinds import Encoded, encode
 
 #: The layouts whose tensors have a working ``__deepcopy__``.
 _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
@@ -65,10 +56,10 @@ def encode_for_pickle(node: Core, protocol: int) -> tuple[object, ...]:
     keepers = {i: object._keeper for i, object in enumerate(encoded.objects)}
     kept = {i: keeper for i, keeper in keepers.items() if keeper is not None}
     parts = encoded.nodes, leaves, encoded.values, encoded.classes
-    return (*parts, encoded.attributes, kept) if kept else _make_state(encoded, leaves)
+    return (*parts, encoded.attributes, kept) if kept else make_state(encoded, leaves)
 
 
-def _make_state(encoded: Encoded, leaves: object) -> tuple[object, ...]:
+def make_state(encoded: Encoded, leaves: object) -> tuple[object, ...]:
     # Omit an empty argument, so that older releases can read the pickle.
     more = (encoded.attributes,) if encoded.attributes else ()
     return encoded.nodes, leaves, encoded.values, encoded.classes, *more
@@ -144,90 +135,6 @@ def _has_only_elements(leaf: Tensor) -> bool:
     if leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or not leaf.is_contiguous():
         return False
     return leaf.untyped_storage().nbytes() == leaf.nbytes
-
-
-_foreign: Callable[[type, object], Any] | None = None
-
-
-def set_foreign_state(read: Callable[[type, Any], Any]) -> None:
-    """Register the function that decodes an attribute dict from a pickle of tensordict."""
-    global _foreign
-    _foreign = read
-
-
-class PickleMixin(Core):
-    """The pickle and copy protocols.
-
-    Deep copies and pickles keep the attributes that were set on instances of subclasses and on modules, in every node;
-    :func:`copy.copy` keeps those of the root. Operations and other formats drop them.
-    """
-
-    __slots__ = ()
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return a rebuild function and plain arguments, or the result of a ``__reduce__`` that the class defines."""
-        cls = type(self)
-        if cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not PickleMixin.__getstate__:
-            return object.__reduce_ex__(self, protocol)  # type: ignore[return-value]
-        reduced = None
-        general = partial(encode_for_pickle, self, protocol)
-        for attachment in get_backends(self):
-            reduced = reduced or attachment.reduce(self, protocol, general)
-        reduced = reduced or (rebuild_collection, general())
-        attributes = KINDS.attributes_of(self)
-        return (*reduced, (attributes,)) if attributes else reduced
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        """Return the encoded tree for ``__setstate__``."""
-        encoded = encode(self, shared=True)
-        return _make_state(encoded, encoded.leaves)
-
-    def __setstate__(self, state: Any) -> None:
-        """Restore the collection that ``__getstate__`` encoded, or set the attributes of the root."""
-        if len(state) == 1 and isinstance(state, tuple):
-            KINDS.set_attributes(self, state[0])
-            return
-        if _foreign is not None and isinstance(state, dict):
-            decoded = _foreign(type(self), state)
-        else:
-            decoded = decode(Encoded(*state), fix_devices=True)
-        names = [name for base in type(decoded).__mro__ for name in getattr(base, "__slots__", ())]
-        for name in [*names, *getattr(decoded, "__dict__", ())]:
-            if name != "__weakref__" and hasattr(decoded, name):
-                object.__setattr__(self, name, getattr(decoded, name))
-        KINDS.set_attributes(self, KINDS.attributes_of(decoded))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copy the leaves and values; an object that occurs twice is copied once."""
-        encoded = encode(self, shared=True)
-        copy_plain(encoded.leaves, memo)
-        leaves: list[Tensor] = []
-        try:
-            for leaf in encoded.leaves:
-                leaves.append(deepcopy(leaf, memo))
-        except Exception as error:
-            add_key_note(error, get_key_path(encoded.nodes, [len(leaves)]))
-            raise
-        values = deepcopy(encoded.values, memo)
-        # deepcopy of a value has also copied the nodes of this tree that the value refers to; reuse these copies.
-        places = list(map(id, encoded.objects))
-        made = {i: memo[place] for i, place in enumerate(places) if place in memo}
-        if 0 in made:
-            return made[0]
-        copied = decode_all(Encoded(encoded.nodes, leaves, values, encoded.classes), made)
-        memo.setdefault(id(memo), []).append(encoded.objects)
-        memo.update(zip(places, copied))
-        for position, attributes in encoded.attributes.items():
-            if position not in made:
-                KINDS.set_attributes(copied[position], deepcopy(attributes, memo))
-        return copied[0]
-
-    def __copy__(self) -> Self:
-        """Return a shallow copy: new nodes, the same leaves."""
-        copied = self._shallow_copy()
-        if attributes := KINDS.attributes_of(self):
-            KINDS.set_attributes(copied, attributes)
-        return copied
 
 
 torch.serialization.add_safe_globals([rebuild_collection])

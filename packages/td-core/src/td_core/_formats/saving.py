@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._encode.inspection import Report, Tree
-from .._encode.node_kinds import as_named
-from .._tree.buffers import as_memory, is_stored, list_row_blocks
+from .._tree.buffers import as_memory, is_stored
 from .._tree.node import Core
-from ..errors import BatchSizeError, CodecError, WorkerError
-from ..plugins.declarations import shows, takes
-from ..plugins.memmap_methods import MemmapOptions
+from ..errors import CodecError, WorkerError
 from ..typing import NestedKey
-from .locations import Location, as_location, check_mode, show_location
-from .serializers import SERIALIZERS, Serializer, check_options, list_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-SelfT = TypeVar("SelfT", bound="SaveMixin")
+from .locations import Location, as_location, check_mode
+from .serializers import SERIALIZERS, Serializer, check_options
 
 
 def save(data: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
@@ -83,10 +74,10 @@ def load(path: Location, *, format: str | None = None, **options: object) -> Any
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    return _load(None, path, format, options)
+    return load_into_class(None, path, format, options)
 
 
-def _load(cls: type | None, path: Location, name: str | None, options: dict[str, object]) -> Any:
+def load_into_class(cls: type | None, path: Location, name: str | None, options: dict[str, object]) -> Any:
     serializer, location = _find(path, name, "load", options)
     return (
         serializer.load(location, **options) if cls is None else serializer.load_as(cls, location, **options)
@@ -228,117 +219,7 @@ def verify(path: Location, *, format: str | None = None, **options: object) -> R
     return serializer.verify(place, **options)
 
 
-class SaveMixin(Core):
-    """``save`` and ``load`` in any registered format."""
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        @overload
-        @takes(MemmapOptions)
-        def save(self: SelfT, options: MemmapOptions) -> SelfT: ...
-        @overload
-        def save(
-            self: SelfT,
-            prefix: Location | None = None,
-            copy_existing: bool = False,
-            *,
-            format: str | None,
-            **options: object,
-        ) -> SelfT: ...
-
-    @shows(MemmapOptions, more=True)
-    def save(
-        self,
-        prefix: Location | None = None,
-        copy_existing: bool = False,
-        *,
-        format: str | None = None,
-        **options: object,
-    ) -> Self:
-        """Save the collection at ``prefix``; see :func:`td_core.save`.
-
-        The options are those of :meth:`memmap` and those of the format. Options of :meth:`memmap` that the format lacks are
-        ignored if they have their defaults; other unknown options raise TypeError.
-        """
-        if copy_existing:
-            options["copy_existing"] = copy_existing
-        known = list_options(SERIALIZERS.get(format), "save")
-        for item in dataclasses.fields(MemmapOptions):
-            value = options.get(item.name, item.default)
-            if value is None or (value == item.default and known is not None and item.name not in known):
-                options.pop(item.name, None)
-        saved: Self = save(self, prefix, format=format, **options)
-        return saved
-
-    dumps = save
-
-    @classmethod
-    def load(cls, prefix: Location, *args: object, format: str | None = None, **kwargs: object) -> Self:
-        """Load the collection saved at ``prefix``; see :func:`td_core.load`.
-
-        The options ``device`` and ``non_blocking`` can be passed by position. A class with declared entries returns an instance
-        of itself, whatever class was saved.
-        """
-        options = _bind_options(args, kwargs, ("device", "non_blocking"))
-        loaded: Self = _load(cls, prefix, format, options)
-        return loaded
-
-    @classmethod
-    def open(
-        cls,
-        path: Location,
-        *,
-        mode: str = "r",
-        keys: Iterable[NestedKey] | None = None,
-        format: str | None = None,
-        **options: object,
-    ) -> Self:
-        """Open the collection saved at ``path``, without reading its leaves; see :func:`td_core.open`.
-
-        A class with declared entries returns an instance of itself, whatever class was saved.
-        """
-        opened: Self = as_named(
-            cls,
-            open(path, mode=mode, keys=keys, format=format, **options),
-            f"what is saved at {show_location(path)}",
-        )
-        return opened
-
-    def row_blocks(self) -> list[range]:
-        """Return the rows in blocks that end where the chunks of the store end.
-
-        A sampler that shuffles the blocks, and then the rows of a few blocks together, reads each chunk once. The blocks are
-        ranges of the first batch dim. A leaf in memory, mapped or without chunks has no influence; without a leaf in chunks,
-        all rows are one block. The chunks of leaves should have the same number of rows, or multiples: a block ends where a
-        chunk of every leaf ends.
-
-        Raises:
-            BatchSizeError: the collection has no batch dim.
-
-        >>> TensorDict({"a": torch.zeros(5)}, [5]).row_blocks()
-        [range(0, 5)]
-        """
-        if not self.batch_size:
-            raise BatchSizeError("a collection without batch dims has no rows: give it a batch size first")
-        return list_row_blocks(self.batch_size[0], self._leaves())
-
-    def load_(self, prefix: Location, *args: object, format: str | None = None, **kwargs: object) -> Self:
-        """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.
-
-        The option ``robust_key`` can be passed by position.
-        """
-        options = _bind_options(args, kwargs, ("robust_key",))
-        place = as_location(prefix)
-        serializer = SERIALIZERS.for_loading(place, format)
-        # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
-        check_options(serializer, "load_", options, "load")
-        serializer.load_(self, place, **options)
-        return self
-
-
-def _bind_options(
+def bind_options(
     args: tuple[object, ...], kwargs: dict[str, object], names: tuple[str, ...]
 ) -> dict[str, object]:
     """Merge positional and keyword options into one dict."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 from torch import Tensor, strided
 
 from .._python.settings import SETTINGS
-from .._tree.coerce import build_nested, coerce
+from .._tree.coerce import coerce
 from .._tree.defaults import (
     add_nested,
     check_cycle,
@@ -17,31 +17,17 @@ from .._tree.defaults import (
     get_parent,
     missing_key_error,
     show_path,
-    unwrap_entry,
 )
 from .._tree.dim_names import inherit_names, join_names, take_names
-from .._tree.keys import is_key, unravel_key_to_tuple
+from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, CoreT, make_dense
-from .._tree.ragged import convert_form, find_holders, list_distinct_members
-from .._tree.views import (
-    CollectionItems,
-    CollectionKeys,
-    CollectionValues,
-    IsLeaf,
-    LevelKeys,
-    has_plain_entries,
-)
-from .._tree.walks import has_entries, list_holders, visit
-from .._writes.parameters import write_unrecorded
+from .._tree.ragged import convert_form, find_holders
+from .._tree.walks import has_entries, visit
 from .._writes.rows import pair_rows
 from .._writes.update import write_entry
-from ..errors import DimNamesError, KeyPathError, KeyThroughLeafError, StructureError, TensorDictError
+from ..errors import DimNamesError, StructureError, TensorDictError
 from ..typing import NO_DEFAULT, NestedKey
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 NOT_GIVEN: object = object()
 
@@ -51,422 +37,7 @@ _FORMS = frozenset({"as_list", "as_nested_tensor", "as_padded_tensor"})
 _TOGETHER = 64
 
 
-class EntryMixin(Core):
-    """Access to entries by key: ``td["a"]``, ``td["a", "b"]``, ``get``, ``set``, ``pop`` and related methods."""
-
-    __slots__ = ()
-
-    def get(self, key: NestedKey, *args: object, **kwargs: object) -> Any:
-        """Return the entry ``key``, or a default if it is missing.
-
-        Args:
-            key: a string or nested tuple of strings.
-            *args: the default; None if omitted (see ``set_get_defaults_to_none``); with NO_DEFAULT, a missing key raises.
-            **kwargs: ``default=``, or for an entry of a lazy stack the form of the result: ``as_list=True``,
-                ``as_nested_tensor=True`` (with ``layout``) or ``as_padded_tensor=True`` (with ``padding_value`` and
-                ``padding_side``). ``as_padded_tensor`` also applies to entries that are nested tensors.
-
-        Raises:
-            KeyPathError: ``key`` is not a string or a nested tuple of strings, or is missing and the default is NO_DEFAULT.
-
-        >>> td = TensorDict({"a": {"b": 1}})
-        >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
-        (tensor(1), None, 0)
-        """
-        default = NOT_GIVEN
-        if args or kwargs:
-            default, form = parse_get_options(args, kwargs)
-            if form:
-                return _get_in_form(self, key, None if default is NOT_GIVEN else default, form)
-        node: Child = self
-        for part in (key,) if type(key) is str else unravel_key_to_tuple(key):
-            if isinstance(node, Tensor):
-                break
-            try:
-                node = node._get_child(part)
-            except KeyError:
-                break
-        else:
-            return unwrap_entry(node)
-        return get_default(self, key, default)
-
-    @overload
-    def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
-    @overload
-    def __getitem__(self, index: object) -> Self: ...
-    def __getitem__(self, index: Any) -> Any:
-        """Return an entry by key, or index all entries along the batch dims.
-
-        Raises:
-            KeyPathError: the key is missing; the message lists similar keys.
-            CollectionIndexError: the index is not valid for the batch dims.
-
-        >>> td = TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2])
-        >>> td[1]["a"]
-        tensor([3, 4, 5])
-        """
-        if is_key(index):
-            entry = get_entry(self, (index,) if type(index) is str else unravel_key_to_tuple(index))
-            return entry._unwrap() if isinstance(entry, Core) else entry
-        return self._index(index)
-
-    def set(
-        self,
-        key: NestedKey,
-        item: object,
-        inplace: bool = False,
-        *,
-        non_blocking: bool = False,
-        **kwargs: object,
-    ) -> Self:
-        """Store an entry, and create missing nodes along its key path.
-
-        Args:
-            key: a string or nested tuple of strings.
-            item: a tensor whose leading dims are the batch size, a collection, a mapping, a number, an array, or
-                any other value that a registered coercer accepts.
-            inplace: if the entry exists, copy the value into it.
-            non_blocking: as in :meth:`torch.Tensor.to`, if the value is copied to another device.
-            **kwargs: reserved for subclasses; TypeError if given.
-
-        Raises:
-            BatchSizeError: the shape of the item does not start with the batch size.
-            LockedError: the collection is locked, and the call does not copy into an existing entry.
-
-        >>> TensorDict().set(("a", "b"), torch.ones(2))["a", "b"]
-        tensor([1., 1.])
-        """
-        if kwargs:
-            raise TypeError(f"set() takes no {', '.join(kwargs)}")
-        if inplace and key in self:
-            return self.set_(key, item, non_blocking=non_blocking)
-        self._set_path(key, item, non_blocking=non_blocking)
-        return self
-
-    def __setitem__(self, index: Any, value: object) -> None:
-        """Store an entry by key, or write ``value`` into all entries at an index."""
-        if is_key(index):
-            self._set_path(index, value)
-        else:
-            self._assign(index, value)
-
-    def _set_path(
-        self, key: NestedKey, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
-    ) -> None:
-        """Check ``value``, then store it under ``key``; ``prefix`` is the key path of this node, for messages."""
-        if type(key) is str:
-            if self._locked:
-                check_unlocked(self, f"set {show_path((*prefix, key))}")
-            if type(value) in (list, tuple) and _set_rows(self, (key,), value, prefix, non_blocking):
-                return
-            entry = coerce_for(self, value, (*prefix, key), non_blocking)
-            if isinstance(entry, Tensor):
-                self._set_child(key, entry)
-                return
-            check_cycle(self, entry, (*prefix, key))
-            self._set_child(key, entry)
-            if entry._names is not None:
-                take_names(self, entry)
-            return
-        path = unravel_key_to_tuple(key)
-        node: Core = self
-        above: list[Core] = []
-        for depth, part in enumerate(path[:-1]):
-            try:
-                child = node._get_writable(part)
-            except KeyError:
-                _set_new(node, path[depth:], value, prefix + path[:depth], non_blocking)
-                _name_parents(above, node)
-                return
-            if not has_entries(child):
-                raise KeyThroughLeafError(
-                    f"{show_path(prefix + path[: depth + 1])} is not a collection, so {show_path(prefix + path)} cannot be set"
-                )
-            above.append(node)
-            node = child
-        node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
-        if node._names is not None:
-            _name_parents(above, node)
-
-    def set_(self, key: NestedKey, item: object, *, non_blocking: bool = False) -> Self:
-        """Copy a value into an existing entry, in place; allowed on a locked collection.
-
-        Raises:
-            KeyPathError: the entry does not exist.
-            BatchSizeError: the shape of the value does not start with the batch size.
-            StructureError: the value cannot be copied into the entry: its kind or shape differs.
-
-        >>> td = TensorDict({"a": torch.zeros(2)}).lock_()
-        >>> td.set_("a", torch.ones(2))["a"]
-        tensor([1., 1.])
-        """
-        path = unravel_key_to_tuple(key)
-        try:
-            _write_entry(self, path, item, non_blocking)
-        except StructureError:
-            write_unrecorded(self, lambda root: _write_entry(root, path, item, non_blocking))
-        return self
-
-    def setdefault(self, key: NestedKey, default: object, inplace: bool = False) -> Any:
-        """Return the entry ``key``; if it is missing, store ``default`` first, in a lazy stack in the members that lack it.
-
-        ``inplace`` has no effect: only a missing entry is written.
-
-        >>> TensorDict().setdefault("a", 1)
-        tensor(1)
-        """
-        if key not in self:
-            set_missing(self, unravel_key_to_tuple(key), default)
-        return self.get(key)
-
-    def del_(self, key: NestedKey) -> Self:
-        """Remove an entry; from a lazy stack also one that only some members have.
-
-        Raises:
-            KeyPathError: the key is missing.
-            LockedError: the collection is locked.
-
-        >>> list(TensorDict({"a": 1, "b": 2}).del_("a").keys())
-        ['b']
-        """
-        path = unravel_key_to_tuple(key)
-        try:
-            node = get_parent(self, path)
-        except (KeyError, StructureError):  # not all members of a lazy stack have the nodes on the path
-            holders = find_holders(self, path)
-            if not holders:
-                raise
-            for holder in holders:
-                check_unlocked(holder, f"remove {show_path(path)}")
-            for holder in holders:
-                holder._del_child(path[-1])
-            return self
-        check_unlocked(node, f"remove {show_path(path)}")
-        try:
-            node._del_child(path[-1])
-        except KeyError:
-            raise missing_key_error(node, path[-1], path[:-1]) from None
-        return self
-
-    def __delitem__(self, key: NestedKey) -> None:
-        """Remove an entry: ``del td[key]`` is ``td.del_(key)``."""
-        if not is_key(key):
-            raise KeyPathError(f"only keys can be deleted, not the index {key!r}")
-        self.del_(key)
-
-    def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Any:
-        """Remove an entry and return it, or return the default if it is missing.
-
-        An entry that only some members of a lazy stack have is returned as a list: for each member its entry, or the default
-        (None if it is not given).
-
-        Raises:
-            KeyPathError: the key is missing, and ``default`` is not given.
-
-        >>> TensorDict({"a": 1}).pop("a")
-        tensor(1)
-        """
-        path = unravel_key_to_tuple(key)
-        if default is not NO_DEFAULT and path not in self.keys(True):
-            if len(path) == 1 and type(self._children()) is dict:
-                return default
-            return _pop_partial(self, path, default) if find_holders(self, path) else default
-        try:
-            entry = get_entry(self, path)
-        except KeyError:
-            if not find_holders(self, path):
-                raise
-            return _pop_partial(self, path, None)
-        self.del_(path)
-        return unwrap_entry(entry)
-
-    def popitem(self) -> tuple[str, Any]:
-        """Remove the last entry and return its key and value.
-
-        Raises:
-            KeyPathError: the collection has no entries.
-
-        >>> TensorDict({"a": 1}).popitem()
-        ('a', tensor(1))
-        """
-        keys = list(self._children()) or [key for node in list_holders(self) for key in node._children()]
-        if not keys:
-            raise KeyPathError(f"popitem: the {type(self).__name__} is empty")
-        return keys[-1], self.pop(keys[-1])
-
-    def clear(self) -> Self:
-        """Remove every entry.
-
-        >>> TensorDict({"a": 1}).clear().is_empty()
-        True
-        """
-        nodes = list_distinct_members([self])
-        for node in (self, *nodes):
-            check_unlocked(node, "clear the collection")
-        with self._edit_together():
-            for node in nodes:
-                for key in list(node._children()):
-                    node._del_child(key)
-        return self
-
-    def create_nested(self, key: NestedKey) -> Self:
-        """Store an empty collection under ``key``.
-
-        >>> list(TensorDict().create_nested(("a", "b")).keys(include_nested=True))
-        ['a', ('a', 'b')]
-        """
-        self._set_path(key, build_nested({}, self.batch_size, self.device))
-        return self
-
-    @overload
-    def keys(
-        self,
-        include_nested: Literal[False] = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> KeysView[str]: ...
-    @overload
-    def keys(
-        self,
-        include_nested: bool,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> KeysView[NestedKey]: ...
-    def keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """Return a live view of the keys, in insertion order.
-
-        Args:
-            include_nested: also yield the keys of nested entries, as tuples; a parent precedes its children.
-            leaves_only: yield only the keys of leaves.
-            is_leaf: takes the class of an entry, returns True if it is a leaf; by default all but collections.
-            sort: sort the keys of each node.
-
-        >>> td = TensorDict({"a": {"b": 1}})
-        >>> list(td.keys(include_nested=True)), ("a", "b") in td.keys(include_nested=True)
-        (['a', ('a', 'b')], True)
-        """
-        children = self._children()
-        if include_nested or leaves_only or sort or type(children) is not dict:
-            return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
-        return LevelKeys(children)
-
-    def values(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> ValuesView[Any]:
-        """Return a live view of the entries; arguments as for :meth:`keys`.
-
-        >>> list(TensorDict({"a": {"b": 1}}).values(include_nested=True, leaves_only=True))
-        [tensor(1)]
-        """
-        children = self._children()
-        if include_nested or leaves_only or sort or not has_plain_entries(children):
-            return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)  # type: ignore[return-value]
-        return children.values()
-
-    @overload
-    def items(
-        self,
-        include_nested: Literal[False] = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> ItemsView[str, Any]: ...
-    @overload
-    def items(
-        self,
-        include_nested: bool,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> ItemsView[NestedKey, Any]: ...
-    def items(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """Return a live view of (key, entry) pairs; arguments as for :meth:`keys`.
-
-        >>> list(TensorDict({"a": {"b": 1}}).items(include_nested=True, leaves_only=True))
-        [(('a', 'b'), tensor(1))]
-        """
-        children = self._children()
-        if include_nested or leaves_only or sort or not has_plain_entries(children):
-            return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
-        return children.items()
-
-    def __contains__(self, key: object) -> bool:
-        """Return True if the entry ``key``, a string or a key path, exists."""
-        if type(key) is not str:
-            return key in self.keys(include_nested=True)
-        return key in self._children()
-
-    def __len__(self) -> int:
-        """Return the size of the first batch dim.
-
-        Raises:
-            TypeError: the collection has no batch dims. With a length of 0, ``torch.tensor`` would convert a list of
-                such collections to an empty tensor.
-        """
-        batch_size = self.batch_size
-        if not batch_size:
-            raise TypeError(
-                f"a {type(self).__name__} without batch dims has no length and is not a sequence: len(td.keys()) counts "
-                "its entries; of a list of collections torch.stack() makes a collection, whose entries are the tensors, "
-                "and numpy() makes arrays"
-            )
-        return batch_size[0]
-
-    def __iter__(self) -> Iterator[Self]:
-        """Iterate over the slices along the first batch dim.
-
-        Raises:
-            StructureError: the collection has no batch dims.
-        """
-        size = self.batch_size
-        if not size:
-            raise StructureError(
-                f"cannot iterate over a {type(self).__name__} without batch dims; use keys(). A library that searches a "
-                "batch for tensors finds them after td_core.count_as_mapping(); log() of Lightning also takes batch_size="
-            )
-        return _iter_rows(self, size[0])
-
-    def __reversed__(self) -> Iterator[Any]:
-        """Iterate over the slices along the first batch dim, from the last to the first."""
-        return iter(tuple(self)[::-1])
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        """Index the first batch dim with a list of positions; a ``DataLoader`` calls this to read a whole batch."""
-        return self._index(indices)
-
-    def __bool__(self) -> bool:
-        """Raise StructureError: like a tensor with several elements, a collection has no single truth value."""
-        raise StructureError(
-            f"the truth value of a {type(self).__name__} is ambiguous; use is_empty(), or (a == b).all()"
-        )
-
-
-def _get_in_form(node: Core, key: NestedKey, default: object, form: dict[str, Any]) -> object:
+def get_in_form(node: Core, key: NestedKey, default: object, form: dict[str, Any]) -> object:
     """Return an entry as a list, nested or padded tensor; TypeError if the entry is not uneven."""
     if (inner := node._inner()) is not node:
         return inner.get(key, default, **form)
@@ -490,7 +61,7 @@ def parse_get_options(args: tuple[object, ...], kwargs: dict[str, object]) -> tu
     return default, {} if forms and not any(kwargs[form] for form in forms) else kwargs
 
 
-def _iter_rows(node: CoreT, count: int) -> Iterator[CoreT]:
+def iter_rows(node: CoreT, count: int) -> Iterator[CoreT]:
     """Yield the slices along the first batch dim, created in groups of up to ``_TOGETHER``."""
     # torch cannot slice a sparse leaf, but it can unbind it.
     if count <= _TOGETHER or any(leaf.layout is not strided for leaf in node._leaves()):
@@ -500,12 +71,12 @@ def _iter_rows(node: CoreT, count: int) -> Iterator[CoreT]:
         yield from node._index(slice(start, start + _TOGETHER)).unbind(0)
 
 
-def _set_new(
+def set_new(
     node: Any, path: tuple[str, ...], value: object, prefix: tuple[str, ...], non_blocking: bool
 ) -> None:
     """Store a value under a path of several keys, the first of which is missing."""
     check_unlocked(node, f"set {show_path(prefix + path)}")
-    if type(value) in (list, tuple) and _set_rows(node, path, value, prefix, non_blocking):
+    if type(value) in (list, tuple) and set_rows(node, path, value, prefix, non_blocking):
         return
     entry = coerce_for(node, value, prefix + path, non_blocking)
     if not isinstance(entry, Tensor):
@@ -517,14 +88,14 @@ def _set_new(
     take_names(node, entry)
 
 
-def _name_parents(parents: list[Core], node: Core) -> None:
+def name_parents(parents: list[Core], node: Core) -> None:
     """Give parents the dim names of a node below them, unless another entry has one of these names for another dim."""
     with suppress(DimNamesError):
         for parent in reversed(parents):
             take_names(parent, node)
 
 
-def _set_rows(
+def set_rows(
     node: Core, path: tuple[str, ...], value: object, prefix: tuple[str, ...], non_blocking: bool
 ) -> bool:
     """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
@@ -544,7 +115,7 @@ def _set_rows(
     return rows is not None
 
 
-def _pop_partial(root: Core, path: tuple[str, ...], default: object) -> object:
+def pop_partial(root: Core, path: tuple[str, ...], default: object) -> object:
     """Remove an entry that only some members of a lazy stack have; return it, or the default, for each member."""
     for holder in find_holders(root, path):
         check_unlocked(holder, f"remove {show_path(path)}")
@@ -582,7 +153,7 @@ def set_missing(root: Any, path: tuple[str, ...], value: object) -> None:
     visit(step, root, path, value)
 
 
-def _write_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: bool) -> None:
+def write_member_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: bool) -> None:
     """Copy a value into an existing entry, in place."""
     node, last = get_parent(root, path), path[-1]
     try:

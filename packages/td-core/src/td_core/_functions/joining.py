@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from .._plans.plans import wrap_dim
 from .._plans.shapes import Join, cat_plan, stack_plan
-from .._python.method_factories import make_classmethod
 from .._tree.defaults import (
     add_key_note,
     check_same_form,
@@ -27,17 +25,15 @@ from .._tree.defaults import (
 )
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_unlocked
-from .._tree.node import Child, Core, identity
+from .._tree.node import Child, Core, CoreT, identity
 from .._tree.ragged import convert_form
 from .._tree.walks import get_path, has_entries, visit, walk_levels
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .join_levels import unify_kinds
 from .operands import write_result
-from .shape import ShapeMixin
 from .structure import restore_on_error
 
-SelfT = TypeVar("SelfT", bound="JoinMixin")
 ItemT = TypeVar("ItemT")
 
 
@@ -339,98 +335,6 @@ def _collect_entries(
     return match, levels
 
 
-class JoinMixin(ShapeMixin):
-    """``stack``, ``cat``, ``lazy_stack`` and ``maybe_dense_stack`` as class methods, and methods that join entries."""
-
-    __slots__ = ()
-
-    stack = make_classmethod(stack)
-    """Stack collections along a new batch dim; see :func:`td_core.stack`."""
-    cat = make_classmethod(cat)
-    """Concatenate collections along a batch dim; see :func:`td_core.cat`."""
-    lazy_stack = make_classmethod(lazy_stack)
-    """Create a lazy stack with collections as members; see :func:`td_core.lazy_stack`."""
-    maybe_dense_stack = make_classmethod(maybe_dense_stack)
-    """Stack collections densely if their structures are equal, else lazily; see :func:`td_core.maybe_dense_stack`."""
-
-    def stack_tensors(
-        self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
-    ) -> Self:
-        """Replace several entries by one entry, their stack.
-
-        Args:
-            *keys: keys of the entries to stack.
-            out_key: key of the new entry.
-            dim: position of the new dim among all dims of the entries, batch dims included.
-            keep_entries: do not remove the stacked entries.
-
-        Raises:
-            KeyPathError: an entry is missing.
-            LockedError: the collection is locked.
-            BatchSizeError: the shape of the result does not start with the batch size.
-
-        >>> TensorDict({"a": 0, "b": 1}).stack_tensors("a", "b", out_key="c")["c"]
-        tensor([0, 1])
-        """
-        return _replace(self, keys, out_key, keep_entries, lambda entries: stack(entries, dim))
-
-    def cat_tensors(
-        self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
-    ) -> Self:
-        """Replace several entries by one entry, their concatenation along ``dim``.
-
-        Arguments and errors are those of :meth:`stack_tensors`.
-
-        >>> TensorDict({"a": [0], "b": [1]}).cat_tensors("a", "b", out_key="c")["c"]
-        tensor([0, 1])
-        """
-        return _replace(self, keys, out_key, keep_entries, lambda entries: cat(entries, dim))
-
-    def stack_from_tensordict(
-        self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        """Stack all leaves to one tensor.
-
-        Args:
-            dim: position of the new dim among all dims of the leaves, batch dims included.
-            sorted: order of the leaves: None or False for insertion order, True for sorted keys, or a list of all keys.
-            out: a tensor to write into.
-
-        Raises:
-            KeyMismatchError: the keys in ``sorted`` are not those of the leaves.
-
-        >>> TensorDict({"b": 1, "a": 0}).stack_from_tensordict(sorted=True)
-        tensor([0, 1])
-        """
-        return torch.stack(_sort_leaves(self, sorted), dim, out=out)
-
-    def cat_from_tensordict(
-        self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        """Concatenate all leaves along ``dim`` to one tensor.
-
-        Arguments and errors are those of :meth:`stack_from_tensordict`.
-
-        >>> TensorDict({"b": [1], "a": [0]}).cat_from_tensordict(sorted=["a", "b"])
-        tensor([0, 1])
-        """
-        return torch.cat(_sort_leaves(self, sorted), dim, out=out)
-
-    def to_lazystack(self, dim: int = 0) -> Any:
-        """Convert this collection to a lazy stack of its slices along a batch dim, which share its memory.
-
-        Raises:
-            DimError: ``dim`` is out of range.
-
-        >>> TensorDict({"a": [0, 1]}, [2]).to_lazystack()
-        LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
-        """
-        position = wrap_dim(dim, len(self.batch_size), "to_lazystack: dim")
-        return lazy_stack(
-            self.unbind(position), position, stack_dim_name=self._names and self._names[position]
-        )
-
-
 def _check_tensors(items: list[Any], what: str, out: object = None) -> list[Tensor]:
     """Return ``items``, whose first is a tensor; TypeError if another item or ``out`` is a collection."""
     if isinstance(out, Core):
@@ -472,7 +376,7 @@ def _join_items(items: Sequence[Any], plan: Join, out: Core) -> Any:
     return result if out is None else write_result(out, result.batch_size, result)
 
 
-def _sort_leaves(node: Any, order: bool | list[NestedKey] | None) -> list[Tensor]:
+def sort_leaves(node: Any, order: bool | list[NestedKey] | None) -> list[Tensor]:
     if not order or order is True:
         return list(node.values(True, True, sort=bool(order)))
     wanted = [unravel_key_to_tuple(key) for key in order]
@@ -484,14 +388,16 @@ def _sort_leaves(node: Any, order: bool | list[NestedKey] | None) -> list[Tensor
     return [present[path] for path in wanted]
 
 
-def _replace(
-    node: SelfT,
+def replace_entries(
+    node: CoreT,
     keys: tuple[NestedKey, ...],
     out_key: NestedKey,
     keep_entries: bool,
     join: Callable[[list[Any]], object],
-) -> SelfT:
+) -> CoreT:
+    """Store the join of entries under a key, and remove the entries."""
     check_unlocked(node, "replace entries")
+    root: Any = node
     paths = [unravel_key_to_tuple(key) for key in keys]
     target = unravel_key_to_tuple(out_key)
     entries = [get_entry(node, path) for path in paths]
@@ -508,9 +414,9 @@ def _replace(
     above = [path for path in old if path == target[: len(path)]]
     with restore_on_error(node) if above else nullcontext():
         for path in above:
-            node.del_(path)
-        node.set(target, joined)
+            root.del_(path)
+        root.set(target, joined)
     for path in old:
         if path not in above:
-            node.del_(path)
+            root.del_(path)
     return node

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.kernels import PLAIN
-from .._torch.lazy_parameters import WITHOUT_SHAPE, stack_without_shapes, take_member
-from .._torch.private import functorch_level
+from .._torch.lazy_parameters import stack_without_shapes
 from .._tree.defaults import show_path
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import LEAF_KINDS, Child, Core, make_dense
@@ -83,7 +82,7 @@ def _restore_order(parameters: dict[str, Any], before: dict[str, Any]) -> None:
         parameters[key] = parameters.pop(key, held)
 
 
-def _run_all(undo: Callable[[], object]) -> None:
+def run_all(undo: Callable[[], object]) -> None:
     """Call ``undo``; call it again if Ctrl-C interrupts it, so that the module is never half restored."""
     try:
         undo()
@@ -145,10 +144,10 @@ def from_module(
     >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
     """
-    return _finish(_take_entries(module, as_module, use_state_dict, filter_empty), as_module, lock)
+    return finish(take_entries(module, as_module, use_state_dict, filter_empty), as_module, lock)
 
 
-def _take_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Any:
+def take_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Any:
     if not use_state_dict:
         return _copy_slots(module, filter_empty)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
@@ -175,7 +174,7 @@ def register_params(cls: Callable[..., object]) -> None:
     _params = cls
 
 
-def _finish(result: Any, as_module: bool, lock: bool) -> object:
+def finish(result: Any, as_module: bool, lock: bool) -> object:
     if as_module:
         result = _params(result, no_convert=True)
     return result.lock_() if lock else result
@@ -270,11 +269,11 @@ def from_modules(
     >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
     TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
     """
-    result = _stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
-    return _finish(result, as_module, lock)
+    result = stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
+    return finish(result, as_module, lock)
 
 
-def _stack_modules(
+def stack_modules(
     modules: tuple[nn.Module, ...],
     as_module: bool,
     use_state_dict: bool,
@@ -283,7 +282,7 @@ def _stack_modules(
 ) -> Any:
     if not modules:
         raise StructureError("from_modules() needs at least one module")
-    items = [_take_entries(module, as_module, use_state_dict) for module in modules]
+    items = [take_entries(module, as_module, use_state_dict) for module in modules]
     return items[0]._stack_lazily(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
 
@@ -319,122 +318,7 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> object:
     return result
 
 
-class ModuleMixin(Core):
-    """Methods ``from_module``, ``from_modules`` and ``to_module``."""
-
-    __slots__ = ()
-
-    @classmethod
-    def _of_module(cls, taken: object) -> object:
-        """Convert a module's parameters to the type that classmethods of this class return."""
-        return cls._wrap_dense(taken)
-
-    @classmethod
-    def from_module(
-        cls,
-        module: nn.Module,
-        as_module: bool = False,
-        lock: bool = False,
-        use_state_dict: bool = False,
-        filter_empty: bool = True,
-    ) -> Any:
-        """Return the parameters and buffers of a module, nested by submodule; see :func:`td_core.from_module`.
-
-        >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
-        torch.Size([3, 2])
-        """
-        taken = _take_entries(module, as_module, use_state_dict, filter_empty)
-        return _finish(cls._of_module(taken), as_module, lock)
-
-    @classmethod
-    def from_modules(
-        cls,
-        *modules: nn.Module,
-        as_module: bool = False,
-        lock: bool = True,
-        use_state_dict: bool = False,
-        lazy_stack: bool = False,
-        expand_identical: bool = False,
-    ) -> Any:
-        """Stack the parameters of modules of one architecture; see :func:`td_core.from_modules`.
-
-        >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3)).batch_size
-        torch.Size([2])
-        """
-        taken = _stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
-        return _finish(cls._of_module(taken), as_module, lock)
-
-    def to_module(
-        self,
-        module: nn.Module,
-        *,
-        inplace: bool | None = None,
-        return_swap: bool = True,
-        swap_dest: Any = None,
-        use_state_dict: bool = False,
-        non_blocking: bool = False,
-        preserve_module_state: bool = True,
-        memo: Any = None,
-    ) -> Any:
-        """Replace the parameters and buffers of a module by the leaves of this collection.
-
-        As a context manager (``with params.to_module(model):``) it restores the module on exit, also if the body raises.
-
-        Args:
-            module: a module with a parameter or buffer per leaf, and a submodule per nested collection.
-            inplace: copy the leaves into the module's tensors instead of replacing them.
-            return_swap: return the previous parameters and buffers of the module.
-            swap_dest: a collection that is updated with the previous parameters and buffers, and returned.
-            use_state_dict: call ``module.load_state_dict``, so that its hooks run.
-            non_blocking: passed to the copies of ``inplace=True``.
-            preserve_module_state: if True, a plain leaf that replaces a ``Parameter`` is wrapped in one that shares its
-                storage. Tensors that require grad, and all tensors under ``torch.func`` and ``torch.compile``, are set
-                unwrapped and receive the gradients. If False, a plain leaf replaces a parameter as a plain attribute,
-                which ``module.parameters()`` and ``module.state_dict()`` do not list. A parameter that replaces a
-                buffer is set as a plain tensor that shares its storage and passes gradients to it.
-            memo: only for compatibility of the signature; passing a value raises.
-
-        Returns:
-            The previous parameters and buffers of the module, or None if ``return_swap`` is False.
-
-        Raises:
-            KeyPathError: the module has no parameter, buffer, tensor, value or submodule for an entry; nothing was changed.
-            StructureError: a leaf cannot be copied into its parameter or buffer; nothing was changed.
-            StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
-
-        >>> model = nn.Linear(2, 1)
-        >>> zeros = TensorDict.from_module(model).data.clone().zero_()
-        >>> with zeros.to_module(model):
-        ...     model(torch.ones(2)).item()
-        0.0
-        """
-        if memo is not None:
-            raise StructureError(
-                "memo is not an argument of the public to_module(): tied modules are found without it"
-            )
-        if use_state_dict:
-            if inplace is not None:
-                raise StructureError(
-                    "inplace has no meaning with use_state_dict=True: load_state_dict copies in place"
-                )
-            return _load_into(self, module, swap_dest)
-        eager = not torch.compiler.is_compiling() and functorch_level() is None
-        pairing = _Pairing(bool(inplace), eager and not preserve_module_state, non_blocking)
-        node = self if eager or not WITHOUT_SHAPE else self._map(take_member)
-        swap = pairing.read(node, module)
-        try:
-            pairing.run(eager and preserve_module_state)
-            if not return_swap:
-                return None
-            if swap_dest is not None:
-                swap = swap_dest.update(swap)
-        except BaseException:
-            pairing.undo()
-            raise
-        return undo_on_exit(swap, lambda _: _run_all(pairing.undo))
-
-
-def _load_into(node: Any, module: nn.Module, swap_dest: Any) -> object:
+def load_into(node: Any, module: nn.Module, swap_dest: Any) -> object:
     state = {key: value.detach().clone() for key, value in module.state_dict().items()}
     flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in node.items(True, True)}
     swap = _unflatten_state(state)
@@ -446,10 +330,10 @@ def _load_into(node: Any, module: nn.Module, swap_dest: Any) -> object:
         # load_state_dict() copies every entry that fits before it raises.
         module.load_state_dict(state)
         raise
-    return undo_on_exit(swap, lambda _: _run_all(partial(module.load_state_dict, state)))
+    return undo_on_exit(swap, lambda _: run_all(partial(module.load_state_dict, state)))
 
 
-class _Pairing:
+class Pairing:
     """The leaves of a collection and the slots of a module that they are written to.
 
     Attributes:

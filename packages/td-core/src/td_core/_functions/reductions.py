@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from .._plans.plans import ShapePlan, as_int, wrap_dim
 from .._plans.reductions import (
@@ -33,7 +32,7 @@ from .._tree.walks import has_entries, visit, zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
-from .operands import raise_at_entry, raise_at_leaf, run_each_leaf, transform, write_result
+from .operands import raise_at_entry, raise_at_leaf, transform
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -107,10 +106,10 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
         result_type = getattr(torch.return_types, name) if return_indices else None
         if dim == "feature":
             call = methodcaller(name, -1)
-            pair = call(_concat_features(self, name)) if reduce else _reduce_features(self, call, 2)
+            pair = call(concat_features(self, name)) if reduce else reduce_features(self, call, 2)
             return _wrap_pair(pair, result_type)
-        place = _parse_dim(self, name, dim)
-        joined = methodcaller(name, place, keepdim)(_concat_elements(self, name, place)) if reduce else None
+        place = parse_dim(self, name, dim)
+        joined = methodcaller(name, place, keepdim)(concat_elements(self, name, place)) if reduce else None
 
         def make(dims: Any) -> Callable[[Tensor], object]:
             return methodcaller(name, dims[0], keepdim)
@@ -147,8 +146,8 @@ def scan(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a cumulative operation that returns values and indices."""
 
     def method(self: Any, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        place = _parse_dim(self, name, dim)
-        joined = methodcaller(name, place)(_concat_elements(self, name, place)) if reduce else None
+        place = parse_dim(self, name, dim)
+        joined = methodcaller(name, place)(concat_elements(self, name, place)) if reduce else None
         result_type = getattr(torch.return_types, name) if return_indices else None
         plan = scan_plan(tuple(self.batch_size), place, partial(methodcaller, name))
         return _reduce_pair(self, name, plan, joined, result_type)
@@ -205,7 +204,7 @@ def _document(method: F, name: str, what: str, option: str | None) -> F:
     return method
 
 
-_NO_KEEPDIM = "{name}: dim='feature' has no keepdim=True, for leaves differ in how many dims that is"
+NO_KEEPDIM = "{name}: dim='feature' has no keepdim=True, for leaves differ in how many dims that is"
 
 #: Reductions that take only one dim in torch.
 _ONE_DIM = frozenset({"prod"})
@@ -223,30 +222,30 @@ def _reduce(
     keep = keepdim is True
     if dim == "feature":
         if keep:
-            raise TypeError(_NO_KEEPDIM.format(name=name))
+            raise TypeError(NO_KEEPDIM.format(name=name))
         call = methodcaller(name, -1, **options)
         if reduce:
-            return call(_concat_features(node, name))
-        (result,) = _reduce_features(node, call)
+            return call(concat_features(node, name))
+        (result,) = reduce_features(node, call)
     else:
-        dims = _parse_dims(node, name, dim)
+        dims = parse_dims(node, name, dim)
         if name in _ONE_DIM and (keep or dims is not None):
             make = make_single_dim_call(lambda value, place: getattr(value, name)(place, **options), keep)
         else:
             make = make_call(name, keep, options)
         if reduce:
-            return make(dims)(_concat_elements(node, name, None if dims is None else dims[0]))
+            return make(dims)(concat_elements(node, name, None if dims is None else dims[0]))
         result = transform(name, node, reduce_plan(tuple(node.batch_size), dims, keep, make))
-    return result if key_transform is None else _with_keys(result, key_transform)
+    return result if key_transform is None else with_keys(result, key_transform)
 
 
-def _reduce_bools(
+def reduce_bools(
     node: Core, combine: Callable[[Iterable[object]], bool], leaf: Callable[[Tensor], object], dim: object
 ) -> object:
     """Compute ``all`` or ``any``: one bool, or a collection of bools if ``dim`` is not None."""
     name = combine.__name__
     if dim is not None:
-        dims = _parse_dims(node, name, dim)
+        dims = parse_dims(node, name, dim)
         return transform(
             name, node, reduce_plan(tuple(node.batch_size), dims, False, make_call(name, False, {}))
         )
@@ -257,7 +256,7 @@ def _reduce_bools(
         raise_at_leaf(error, name, node, lambda value: bool(leaf(value)), leaves)
 
 
-def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
+def make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
     """Return a function from a leaf to its norm; all norms are computed in one fused call if torch can."""
     try:
         result = dict(zip(map(id, leaves), foreach(_NORM, leaves), strict=True))
@@ -282,7 +281,7 @@ def _wrap_pair(pair: Any, result_type: Any) -> object:
     return pair[0] if result_type is None else result_type(tuple(pair))
 
 
-def _reduce_features(node: Core, call: Callable[[Tensor], Any], count: int | None = None) -> list[Core]:
+def reduce_features(node: Core, call: Callable[[Tensor], Any], count: int | None = None) -> list[Core]:
     """Apply ``call`` to each leaf's flattened feature dims; return ``count`` collections of its results (None: a single one)."""
     results = [
         node._map(identity) for _ in range(count or 1)
@@ -301,7 +300,7 @@ def _reduce_features(node: Core, call: Callable[[Tensor], Any], count: int | Non
     return results
 
 
-def _parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
+def parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
     """Convert ``dim`` to non-negative batch dims, or to None for all dims of each leaf."""
     # By hand: the row `sum dim` of benchmarks/ops.py.
     if type(dim) is int and 0 <= dim < len(node.batch_size):
@@ -309,13 +308,13 @@ def _parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
     if dim is NO_DEFAULT or dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return None
     provided = dim if isinstance(dim, (tuple, list)) else (dim,)
-    dims = tuple([_parse_dim(node, name, item) for item in provided])
+    dims = tuple([parse_dim(node, name, item) for item in provided])
     if len(set(dims)) != len(dims):
         raise IndexError(f"{name}: a dim appears twice in {dim!r}")
     return dims
 
 
-def _parse_dim(node: Any, name: str, dim: object) -> int:
+def parse_dim(node: Any, name: str, dim: object) -> int:
     if isinstance(dim, str):
         names = node.names
         if dim not in names:
@@ -337,13 +336,13 @@ def _check_leaves(node: Core, name: str, leaves: list[Tensor]) -> list[Tensor]:
     return leaves
 
 
-def _concat_features(node: Core, name: str) -> Tensor:
+def concat_features(node: Core, name: str) -> Tensor:
     """Flatten the feature dims of all leaves, and concatenate the leaves along that last dim."""
     n = len(node.batch_size)
     return torch.cat([flatten_features(leaf, n) for leaf in _list_tensors(node, name)], -1)
 
 
-def _concat_elements(node: Core, name: str, dim: int | None) -> Tensor:
+def concat_elements(node: Core, name: str, dim: int | None) -> Tensor:
     """Concatenate the leaves along ``dim``, or all their elements in one dim if ``dim`` is None."""
     if dim is None:
         return torch.cat([leaf.flatten() for leaf in _check_leaves(node, name, node._leaves())])
@@ -358,7 +357,7 @@ def _concat_elements(node: Core, name: str, dim: int | None) -> Tensor:
         ) from error
 
 
-def _with_keys(result: Core, key_transform: KeyTransform) -> Any:
+def with_keys(result: Core, key_transform: KeyTransform) -> Any:
     """Rename every key, nested ones too, with ``key_transform``. Return plain collections."""
     renamed = make_dense({}, result.batch_size, result.device, result._names)
 
@@ -372,160 +371,3 @@ def _with_keys(result: Core, key_transform: KeyTransform) -> Any:
 
     visit(rename, result, renamed)
     return renamed
-
-
-class ReductionMixin(Core):
-    """Reductions such as ``sum``, ``max``, ``all``, and scans such as ``cummax``."""
-
-    __slots__ = ()
-
-    sum = reduction("sum", "the sum")
-    mean = reduction("mean", "the mean")
-    prod = reduction("prod", "the product")
-    nansum = reduction("nansum", "the sum of the elements that are not NaN")
-    nanmean = reduction("nanmean", "the mean of the elements that are not NaN")
-    std = deviation("std", "the standard deviation")
-    var = deviation("var", "the variance")
-    amax = extreme("amax", "the largest element")
-    amin = extreme("amin", "the smallest element")
-    max = with_indices("max", "the largest element")
-    min = with_indices("min", "the smallest element")
-    cummax = scan("cummax", "the cumulative maximum")
-    cummin = scan("cummin", "the cumulative minimum")
-
-    def all(self, dim: int | str | None = None) -> Any:
-        """Return True if all elements are true; with ``dim`` return a collection of bools.
-
-        Args:
-            dim: a batch dim or its name; None to reduce all elements to one bool.
-
-        >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
-        >>> td.all(), td.all(0)["a"]
-        (False, tensor(False))
-        """
-        return _reduce_bools(self, all, Tensor.all, dim)
-
-    def any(self, dim: int | str | None = None) -> Any:
-        """Return True if any element is true; with ``dim`` return a collection of bools, as :meth:`all`.
-
-        >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
-        >>> td.any(), td.any(0)["a"]
-        (True, tensor(True))
-        """
-        return _reduce_bools(self, any, Tensor.any, dim)
-
-    def norm(
-        self,
-        *,
-        out: object = None,
-        dtype: DtypeLike | None = None,
-        key_transform: KeyTransform | None = None,
-    ) -> Self:
-        """Return the 2-norm of each leaf over all its dims; the batch size of the result is [].
-
-        Args:
-            out: a collection that the result is written into; it may be empty.
-            dtype: the dtype to compute in.
-            key_transform: a function from the key of an entry, without its parents, to its new key.
-
-        >>> TensorDict({"a": torch.tensor([3.0, 4.0])}).norm()["a"]
-        tensor(5.)
-        """
-        leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=as_dtype(dtype))
-        if dtype is None and self._members_and_dim() is None and not torch.compiler.is_compiling():
-            leaf = _make_norm(self._leaves())
-        result = transform("norm", self, reduce_plan(tuple(self.batch_size), None, False, lambda dims: leaf))
-        if key_transform is not None:
-            result = _with_keys(result, key_transform)
-        return result if out is None else write_result(out, result.batch_size, result)
-
-    def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: object = None) -> Self:
-        """Return the logarithm of the sum of exponentials, over batch dims.
-
-        Args:
-            dim: a batch dim, its name or a tuple of them; None for all batch dims. Without batch dims nothing is
-                reduced.
-            keepdim: keep the reduced dims, with size 1.
-            out: a collection that the result is written into; it may be empty.
-
-        >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).logsumexp(0)["a"]
-        tensor(0.6931)
-        """
-        dims = _parse_dims(self, "logsumexp", dim)
-        if dims is None:
-            dims = tuple(range(len(self.batch_size)))
-        if dims:
-            make = make_call("logsumexp", keepdim, {})
-            result = transform("logsumexp", self, reduce_plan(tuple(self.batch_size), dims, keepdim, make))
-        else:  # torch reads an empty dims tuple as all dims
-            result = run_each_leaf("logsumexp", self, lambda leaf: leaf[None].logsumexp(0))
-        return result if out is None else write_result(out, result.batch_size, result)
-
-    def quantile(
-        self,
-        q: float | Tensor,
-        dim: Dims = NO_DEFAULT,
-        keepdim: bool | NoDefault = NO_DEFAULT,
-        *,
-        interpolation: str = "linear",
-        reduce: bool | None = None,
-        key_transform: KeyTransform | None = None,
-    ) -> Any:
-        """Return quantiles over batch dims, feature dims or all dims.
-
-        Args:
-            q: a number between 0 and 1, or a 1-d float tensor of them, which adds a first dim to every leaf (and to the
-                batch size, unless each leaf is reduced to one number).
-            dim: a batch dim, its name or a tuple of them; ``"feature"`` for the feature dims; omitted or None to reduce
-                each leaf to one number.
-            keepdim: keep the reduced dims, with size 1.
-            interpolation: as in :func:`torch.quantile`.
-            reduce: reduce all leaves together, to one tensor.
-            key_transform: a function from the key of an entry, without its parents, to its new key.
-
-        >>> td = TensorDict({"a": torch.tensor([1.0, 2.0, 4.0])}, batch_size=[3])
-        >>> td.quantile(0.5, 0)["a"]
-        tensor(2.)
-        """
-        keep = keepdim is True
-        many = isinstance(q, Tensor) and q.ndim == 1
-
-        def call(value: Tensor, place: int) -> Tensor:
-            level = q.to(value.device, value.dtype) if isinstance(q, Tensor) else q
-            return torch.quantile(value, level, place, interpolation=interpolation)
-
-        front = len(q) if many else None  # type: ignore[arg-type]
-        if dim == "feature":
-            if keep:
-                raise TypeError(_NO_KEEPDIM.format(name="quantile"))
-            if reduce:
-                return call(_concat_features(self, "quantile"), -1)
-            item = _reduce_features(self, lambda value: call(value, -1), front)
-            result = self.stack(item) if many else item[0]  # type: ignore[attr-defined]
-        else:
-            dims = _parse_dims(self, "quantile", dim)
-            make = make_single_dim_call(call, keep, many)
-            if reduce:
-                return make(dims)(_concat_elements(self, "quantile", None if dims is None else dims[0]))
-            # If leaves are reduced to one number per quantile, their first dim is not a batch dim.
-            plan = reduce_plan(
-                tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
-            )
-            result = transform("quantile", self, plan)
-        return result if key_transform is None else _with_keys(result, key_transform)
-
-    def softmax(self, dim: int | str, dtype: DtypeLike | None = None) -> Self:
-        """Return the softmax along a batch dim.
-
-        Args:
-            dim: a batch dim or its name.
-            dtype: the dtype to compute in.
-
-        >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).softmax(0)["a"]
-        tensor([0.5000, 0.5000])
-        """
-        place = _parse_dim(self, "softmax", dim)
-        plan = scan_plan(
-            tuple(self.batch_size), place, lambda position: methodcaller("softmax", position, as_dtype(dtype))
-        )
-        return transform("softmax", self, plan)

@@ -9,438 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import methodcaller
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from .._encode.value_codec import is_same_value
-from .._plans import shapes
 from .._plans.elements import append_dims
-from .._plans.index import plan_index
-from .._plans.plans import ShapePlan, WholePlan, as_ints, check_ints
-from .._torch.dtypes import as_dtype
+from .._plans.plans import ShapePlan, as_ints
 from .._torch.private import functorch_level, get_base
-from .._tree.buffers import index_leaves
-from .._tree.defaults import has_lazy_stack, unwrap_entry
-from .._tree.dim_names import set_batch_size
+from .._tree.defaults import unwrap_entry
 from .._tree.locks import check_unlocked
-from .._tree.node import Child, Core
-from .._tree.walks import has_entries, map_levels, visit
-from .._writes.check import LEAF_ERRORS
+from .._tree.node import Child, Core, CoreT
+from .._tree.walks import has_entries, visit
 from ..errors import StructureError
-from ..typing import DtypeLike, NestedKey
-from .densify import build_dense, list_dense_entries
-from .entries import EntryMixin
-from .locking import LockMixin, do_nothing, undo_on_exit, write_back_on_exit
-from .operands import raise_at_leaf
+from ..typing import NestedKey
+from .locking import do_nothing, undo_on_exit, write_back_on_exit
 
-SelfT = TypeVar("SelfT", bound="ShapeMixin")
 #: A node, its result of an operation, and a function that stores the result in place of the node.
 Replacement = tuple[Any, Any, Callable[[Any], None]]
-
-
-class ShapeMixin(EntryMixin, LockMixin):
-    """Indexing, and shape operations such as ``view``, ``permute``, ``expand`` and ``unbind``."""
-
-    __slots__ = ()
-
-    def _take_over(self, result: Core) -> list[Replacement] | None:
-        """Take the entries, batch size and names of a result of an operation on this node; None if this kind cannot.
-
-        Return the nodes below that take over a result themselves.
-        """
-        if not has_entries(result):
-            return None
-        held = self._children()
-        below: list[Replacement] = []
-        for key, child in dict(result._children()).items():
-            old = None if isinstance(child, Tensor) else held.get(key)
-            if isinstance(old, Core):
-                below.append((old, child, partial(self._set_child, key)))
-            else:
-                self._set_child(key, child)
-        set_batch_size(self, result.batch_size)
-        node: Any = self  # the kind has the slot
-        node._names = result._names
-        return below
-
-    def _index(self, index: object) -> Any:
-        return index_leaves(self, plan_index(index, self.batch_size))
-
-    def view(
-        self,
-        *shape: Any,
-        size: Sequence[int] | None = None,
-        batch_size: torch.Size | None = None,
-        dtype: DtypeLike | None = None,
-    ) -> Self:
-        """Return a view with another batch shape of the same number of elements.
-
-        In a ``with`` block, changes of the result are written back to this collection on exit.
-
-        Args:
-            *shape: the new batch dims, as ints or one sequence; one may be -1. A dtype instead reinterprets
-                the bits of every leaf.
-            size: the new batch dims, by keyword.
-            batch_size: with a dtype, the batch size of the result.
-            dtype: a dtype, by keyword.
-
-        Raises:
-            BatchSizeError: the batch has another number of elements.
-            RuntimeError: a leaf's strides do not allow such a view; use ``reshape``.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).view(-1)["a"].shape
-        torch.Size([6, 4])
-        """
-        if size is not None or not shape or type(shape[0]) is not int:
-            if len(shape) == 1 and dtype is None and isinstance(as_dtype(shape[0]), torch.dtype):
-                (dtype,), shape = shape, ()
-            if dtype is not None and not shape and size is None:
-                seen_as = methodcaller("view", as_dtype(dtype))
-                try:
-                    seen: Self = self.apply(seen_as, batch_size=batch_size)
-                    return seen
-                except LEAF_ERRORS as error:
-                    raise_at_leaf(error, "view", self, seen_as, self._leaves())
-            shape = parse_ints("view", shape, size)
-        if batch_size is not None or dtype is not None:
-            raise TypeError("view() takes a dtype, with batch_size=, or new batch dims (size=); it got both")
-        result = self._transform(shapes.view_plan(self.batch_size, shape))
-        return write_back_on_exit(result, self, _write_reshaped)
-
-    def reshape(self, *args: object, size: Sequence[int] | None = None, inplace: bool = False) -> Self:
-        """Reshape the batch dims; the result is a view if the strides allow it.
-
-        Args:
-            *args: the new batch dims, as ints or one sequence; one may be -1.
-            size: the same by keyword.
-            inplace: change this collection instead of returning a new one.
-
-        Raises:
-            BatchSizeError: the batch has another number of elements.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
-        torch.Size([3, 2, 4])
-        """
-        shape = parse_ints("reshape", args, size)
-        result: Self = self._transform(shapes.reshape_plan(self.batch_size, shape))
-        return adopt_result(self, result, "reshape") if inplace else result
-
-    def flatten(
-        self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
-    ) -> Self:
-        """Flatten the batch dims from ``start_dim`` to ``end_dim`` into one; all by default.
-
-        In a ``with`` block, changes of the result are written back to this collection on exit.
-
-        Args:
-            start_dim: the first dim, 0 by default.
-            end_dim: the last dim, -1 by default.
-            inplace: change this collection instead of returning a new one.
-
-        Raises:
-            DimError: a dim is out of range, or ``start_dim`` comes after ``end_dim``.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten()["a"].shape
-        torch.Size([6, 4])
-        """
-        start = 0 if start_dim is None else start_dim
-        end = -1 if end_dim is None else end_dim
-        result = self._transform(shapes.flatten_plan(self.batch_size, start, end))
-        if inplace:
-            return adopt_result(self, result, "flatten")
-        return write_back_on_exit(result, self, _write_reshaped)
-
-    def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
-        """Split one batch dim into several.
-
-        In a ``with`` block, changes of the result are written back to this collection on exit.
-
-        Args:
-            dim: the batch dim to split.
-            unflattened_size: the sizes of the new dims; one may be -1.
-            inplace: change this collection instead of returning a new one.
-
-        Raises:
-            DimError: ``dim`` is out of range.
-            BatchSizeError: the product of the sizes is not the size of the dim.
-
-        >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, 3))["a"].shape
-        torch.Size([2, 3, 4])
-        """
-        result = self._transform(shapes.unflatten_plan(self.batch_size, dim, unflattened_size))
-        if inplace:
-            return adopt_result(self, result, "unflatten")
-        return write_back_on_exit(result, self, _write_reshaped)
-
-    def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
-        """Remove batch dims of size one.
-
-        In a ``with`` block, changes of the result are written back to this collection on exit.
-
-        Args:
-            dim: the dim or a tuple of dims; a dim of another size is kept. All dims by default.
-
-        Raises:
-            DimError: a dim is out of range.
-
-        >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
-        torch.Size([3, 1])
-        """
-        result = self._transform(shapes.squeeze_plan(self.batch_size, dim))
-        return write_back_on_exit(result, self, _write_reshaped)
-
-    def unsqueeze(self, dim: int) -> Self:
-        """Insert a batch dim of size one.
-
-        In a ``with`` block, changes of the result are written back to this collection on exit.
-
-        Args:
-            dim: the position of the new dim.
-
-        Raises:
-            DimError: the dim is out of range.
-
-        >>> TensorDict({"a": torch.zeros(3, 4)}, [3]).unsqueeze(-1)["a"].shape
-        torch.Size([3, 1, 4])
-        """
-        result = self._transform(shapes.unsqueeze_plan(self.batch_size, dim))
-        return write_back_on_exit(result, self, _write_reshaped)
-
-    def permute(self, *args: object, dims: Sequence[int] | None = None) -> Self:
-        """Return a view with the batch dims in another order.
-
-        In a ``with`` block, changes of the result are written back to this collection on exit.
-
-        Args:
-            *args: each batch dim once, as ints or one sequence; without arguments the order is kept.
-            dims: the same by keyword.
-
-        Raises:
-            DimError: a dim is out of range, missing, or repeated.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
-        torch.Size([3, 2, 4])
-        """
-        size = self.batch_size
-        order = tuple(range(len(size))) if dims is None and not args else parse_ints("permute", args, dims)
-        return _permute(self, shapes.permute_plan(size, order))
-
-    def transpose(self, dim0: int, dim1: int) -> Self:
-        """Return a view with two batch dims swapped.
-
-        In a ``with`` block, changes of the result are written back to this collection on exit.
-
-        Raises:
-            DimError: a dim is out of range.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).transpose(0, 1)["a"].shape
-        torch.Size([3, 2, 4])
-        """
-        return _permute(self, shapes.transpose_plan(self.batch_size, dim0, dim1))
-
-    def swapaxes(self, axis0: int, axis1: int) -> Self:
-        """Return a view with two batch dims swapped: numpy's name for :meth:`transpose`.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapaxes(0, 1).batch_size
-        torch.Size([3, 2])
-        """
-        return self.transpose(axis0, axis1)
-
-    swapdims = swapaxes
-
-    def movedim(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
-        """Return a view with some batch dims at new positions; the others keep their order.
-
-        In a ``with`` block, changes of the result are written back to this collection on exit.
-
-        Raises:
-            DimError: a dim is out of range or repeated, or ``source`` and ``destination`` differ in length.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
-        torch.Size([3, 4, 2])
-        """
-        return _permute(self, shapes.movedim_plan(self.batch_size, source, destination))
-
-    moveaxis = movedim
-
-    def expand(self, *args: object, size: Sequence[int] | None = None) -> Self:
-        """Return a view with batch dims of size one expanded, and new leading dims added, without a copy.
-
-        Args:
-            *args: the new batch dims, as ints or one sequence; -1 keeps the size of a dim.
-            size: the same by keyword.
-
-        Raises:
-            BatchSizeError: a dim that would change has a size other than one.
-
-        >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand(5, 2)["a"].shape
-        torch.Size([5, 2, 3])
-        """
-        return self._transform(shapes.expand_plan(self.batch_size, parse_ints("expand", args, size)))
-
-    def expand_as(self, other: Core | Tensor) -> Self:
-        """Expand the collection to the shape of a tensor, or to the batch size of a collection.
-
-        If a collection has the same key, a leaf is expanded to the shape of that leaf, and a nested collection to that
-        batch size.
-
-        Raises:
-            BatchSizeError: a batch dim that would change has a size other than one.
-            StructureError: a feature dim that would change has a size other than one.
-
-        >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand_as(torch.zeros(4)).batch_size
-        torch.Size([4])
-        >>> TensorDict({"a": torch.zeros(2, 1)}, [2]).expand_as(TensorDict({"a": torch.zeros(2, 3)}, [2]))["a"].shape
-        torch.Size([2, 3])
-        """
-        if isinstance(other, Tensor):
-            return self.expand(other.shape)
-        result = self.expand(other.batch_size)
-        for key in list(result.keys(True)):
-            level = result.get(key)
-            goal = other.get(key, None)
-            # A tensorclass returns bare Python values for value nodes, which are not expanded.
-            nodes = all(isinstance(item, Core) for item in (level, goal))
-            if not nodes or level.batch_size == goal.batch_size:
-                continue
-            if len(goal.batch_size) < len(level.batch_size):
-                level.batch_size = goal.batch_size
-            else:
-                level = level.expand(goal.batch_size)
-            result.set(key, level)
-        expanded: Self = result.named_apply(
-            _expand_leaf, other, nested_keys=True, default=None, filter_empty=False
-        )
-        return expanded
-
-    def broadcast_to(self, shape: Sequence[int]) -> Self:
-        """Return a view expanded to ``shape``: numpy's name for :meth:`expand`.
-
-        >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).broadcast_to((5, 2)).batch_size
-        torch.Size([5, 2])
-        """
-        check_ints("broadcast_to", "shape", shape, "int | Sequence[int]")
-        return self.expand(shape)
-
-    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
-        """Split a batch dim into consecutive parts, which are views.
-
-        Args:
-            split_size: the size of each part, where the last one may be smaller; or a list of sizes.
-            dim: the batch dim to split.
-
-        Raises:
-            DimError: the dim is out of range.
-            BatchSizeError: the sum of the sizes is not the size of the dim.
-
-        >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
-        [tensor([0, 1]), tensor([2])]
-        """
-        return self._transform_multi(shapes.split_plan(self.batch_size, split_size, dim))
-
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
-        """Split a batch dim into at most ``chunks`` views of equal size; the last one may be smaller.
-
-        Raises:
-            DimError: the dim is out of range.
-            ValueError: ``chunks`` is not positive.
-
-        >>> [part["a"] for part in TensorDict({"a": torch.arange(5)}, [5]).chunk(2)]
-        [tensor([0, 1, 2]), tensor([3, 4])]
-        """
-        return self._transform_multi(shapes.chunk_plan(self.batch_size, chunks, dim))
-
-    def tensor_split(
-        self, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0
-    ) -> tuple[Self, ...]:
-        """Split a batch dim into views of nearly equal size, or at given indices, as :func:`torch.tensor_split` does.
-
-        Raises:
-            DimError: the dim is out of range.
-            BatchSizeError: the number of sections is not positive, or the indices decrease.
-
-        >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).tensor_split([1])]
-        [tensor([0]), tensor([1, 2])]
-        """
-        return self._transform_multi(shapes.tensor_split_plan(self.batch_size, indices_or_sections, dim))
-
-    def unbind(self, dim: int) -> tuple[Self, ...]:
-        """Return one view per index of a batch dim, without that dim.
-
-        Raises:
-            DimError: the dim is out of range.
-
-        >>> [part["a"] for part in TensorDict({"a": torch.arange(2)}, [2]).unbind(0)]
-        [tensor(0), tensor(1)]
-        """
-        return self._transform_multi(shapes.unbind_plan(self.batch_size, dim))
-
-    def atleast_1d(self) -> Self:
-        """Prepend batch dims of size one until the collection has at least one batch dim.
-
-        >>> TensorDict({"a": 1}).atleast_1d().batch_size
-        torch.Size([1])
-        """
-        return _at_least(self, 1)
-
-    def atleast_2d(self) -> Self:
-        """Prepend batch dims of size one until the collection has at least two batch dims.
-
-        >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_2d().batch_size
-        torch.Size([1, 3])
-        """
-        return _at_least(self, 2)
-
-    def atleast_3d(self) -> Self:
-        """Prepend batch dims of size one until the collection has at least three batch dims.
-
-        >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_3d().batch_size
-        torch.Size([1, 1, 3])
-        """
-        return _at_least(self, 3)
-
-    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
-        """Return a dense collection whose leaves are contiguous; contiguous leaves are shared, not copied.
-
-        Args:
-            canonical: also set the strides of dims of size one to those of a new tensor, which torch does not.
-            inplace: change this collection instead of returning a new one.
-
-        Raises:
-            StructureError: a lazy stack has ragged entries; see :meth:`densify`.
-
-        >>> td = TensorDict({"a": torch.zeros(2, 3).T}, [3])
-        >>> td.contiguous()["a"].is_contiguous()
-        True
-        """
-        result = self._transform(WholePlan((), (), _canonical if canonical else Tensor.contiguous))
-        return adopt_result(self, result, "make contiguous", dense=True) if inplace else result
-
-    def densify(self, layout: torch.layout = torch.strided) -> Self:
-        """Stack every lazy stack; ragged entries become nested tensors.
-
-        A leaf that some members lack, which the lazy stack does not list, becomes a nested tensor with an empty
-        component per such member.
-
-        Args:
-            layout: the layout of those nested tensors: ``torch.strided`` or ``torch.jagged``.
-
-        Raises:
-            KeyMismatchError: an entry that some members lack is not a tensor, or has no dims.
-
-        >>> from td_core import LazyStackedTensorDict
-        >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.zeros(2)}))
-        >>> stack.densify(torch.jagged)["a"].is_nested
-        True
-        """
-        if not has_lazy_stack(self):
-            return self._with_children(self._children())
-        result: Self = map_levels(self, partial(list_dense_entries, layout=layout), make=build_dense)
-        return result
 
 
 def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -457,12 +44,12 @@ def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = N
         raise TypeError(f"{what}() takes ints, or one sequence of ints; got {args[0]!r}") from None
 
 
-def _canonical(leaf: Tensor) -> Tensor:
+def as_canonical(leaf: Tensor) -> Tensor:
     leaf = leaf.contiguous()
     return leaf.view(-1).view(leaf.shape) if 1 in leaf.shape else leaf
 
 
-def _write_reshaped(owner: Core, result: Any) -> None:
+def write_reshaped(owner: Core, result: Any) -> None:
     write_back(owner, result.reshape(owner.batch_size))
 
 
@@ -526,7 +113,7 @@ def same_memory(left: Tensor, value: Tensor) -> bool:
     return same and left.dtype == value.dtype and left.is_conj() == value.is_conj()
 
 
-def _expand_leaf(key: NestedKey, leaf: Tensor, other: object) -> Tensor:
+def expand_leaf(key: NestedKey, leaf: Tensor, other: object) -> Tensor:
     if not isinstance(other, Tensor):
         return leaf
     try:
@@ -584,19 +171,19 @@ def expand_as_right(tensor: Any, dest: Any) -> Any:
     )
 
 
-def _permute(node: SelfT, plan: ShapePlan) -> SelfT:
+def apply_permutation(node: CoreT, plan: ShapePlan) -> CoreT:
     return write_back_on_exit(node._transform(plan), node, _write_permuted, plan)
 
 
-def _at_least(node: SelfT, ndim: int) -> SelfT:
+def at_least(node: CoreT, ndim: int) -> CoreT:
     missing = ndim - len(node.batch_size)
     if missing <= 0:
         return node if torch.compiler.is_compiling() else undo_on_exit(node, do_nothing)
-    result: SelfT = node._index((None,) * missing)
-    return write_back_on_exit(result, node, _write_reshaped)
+    result: CoreT = node._index((None,) * missing)
+    return write_back_on_exit(result, node, write_reshaped)
 
 
-def adopt_result(node: SelfT, result: SelfT, what: str, *, dense: bool = False) -> SelfT:
+def adopt_result(node: CoreT, result: CoreT, what: str, *, dense: bool = False) -> CoreT:
     """Replace the entries, batch size and names of a node by those of ``result``, see ``check_adoptable``.
 
     The nodes below stay the same objects, but for locked ones, those whose kind changes and, if ``dense``, lazy stacks.
@@ -615,7 +202,7 @@ def adopt_result(node: SelfT, result: SelfT, what: str, *, dense: bool = False) 
 
 
 def replace_node(
-    root: Core, dense: bool, node: ShapeMixin, result: Child, store: Callable[[Any], None]
+    root: Core, dense: bool, node: Any, result: Child, store: Callable[[Any], None]
 ) -> list[Replacement]:
     """Let a node take over a result of an operation on it, or store the result in its place. Return the nodes below."""
     becomes_dense = dense and node._inner() is node and node._members_and_dim() is not None

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -35,11 +34,7 @@ from .._writes.check import check_writable
 from .._writes.pair import try_copy_leaves
 from .._writes.run import Transaction
 from .._writes.update import Update, write_entry
-from ..errors import FormatError, KeyPathError, StructureError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+from ..errors import FormatError, StructureError
 
 FORMAT = "state_dict/2"
 _META = {"batch_size", "device"}
@@ -57,95 +52,7 @@ class _Level:
     entries: dict[str, Entry] = field(default_factory=dict)
 
 
-class StateDictMixin(Core):
-    """Methods ``state_dict`` and ``load_state_dict``."""
-
-    __slots__ = ()
-
-    def state_dict(
-        self, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
-    ) -> OrderedDict[str, Any]:
-        """Return the leaves in an OrderedDict, as :meth:`torch.nn.Module.state_dict` does.
-
-        Args:
-            destination: an OrderedDict that the entries are written into, and that is returned.
-            prefix: a prefix of every key (of the keys of the root only, if nested).
-            keep_vars: do not detach the leaves.
-            flatten: use dotted keys; False writes a nested OrderedDict per nested collection.
-
-        Raises:
-            KeyPathError: two leaves have the same dotted key.
-
-        >>> list(TensorDict({"a": 1, "b": {"c": 2}}).state_dict())
-        ['a', 'b.c']
-        """
-        target: Any = OrderedDict() if destination is None else destination
-        if not hasattr(target, "_metadata"):
-            target._metadata = OrderedDict()
-        entries, out, before = _write_level(self, target, prefix.removesuffix(".")), target, prefix
-        above: list[Any] = []
-        # By hand: the row `state_dict` of benchmarks/ops.py.
-        while True:
-            for key, child in entries:
-                name = before + key
-                if not isinstance(child, Tensor) and isinstance(child := unwrap_entry(child), Core):
-                    above.append((entries, out, before))
-                    if flatten:
-                        if name in out._metadata and (not has_entries(child) or child._children()):
-                            raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
-                        entries, before = _write_level(child, out, name), name + "."
-                    else:
-                        out[name] = nested = OrderedDict()  # type: ignore[var-annotated]
-                        nested._metadata = OrderedDict()  # type: ignore[attr-defined]
-                        entries, out, before = _write_level(child, nested, ""), nested, ""
-                    break
-                if name in out:
-                    raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
-                out[name] = child if keep_vars else child.detach()
-            else:
-                if not above:
-                    return target  # type: ignore[no-any-return]
-                entries, out, before = above.pop()
-
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool = True,
-        assign: bool = False,
-        from_flatten: bool | None = None,
-    ) -> Self:
-        """Copy a state dict into the leaves, in place.
-
-        Args:
-            state_dict: flat or nested, of any version of tensordict; its batch sizes, if any, are set on the collection.
-            strict: raise if keys are missing or unexpected. If False, unexpected keys are added, except to parameters,
-                which ignore them.
-            assign: store the tensors and values of the state dict itself instead of copying them.
-            from_flatten: True if the keys are dotted; None to detect it from the metadata.
-
-        Raises:
-            StructureError: keys are missing or unexpected, or a shape differs; nothing was changed.
-
-        >>> td = TensorDict({"a": torch.zeros(2)})
-        >>> td.load_state_dict(TensorDict({"a": torch.ones(2)}).state_dict())["a"]
-        tensor([1., 1.])
-        """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"a state dict is a mapping; got {type(state_dict).__name__}")
-        if not assign and from_flatten is not False and _try_load_whole(self, state_dict):
-            return self
-        root = _parse(self, state_dict, from_flatten)
-        is_value = not has_entries(self)
-        if is_value:
-            return self.update_(_build_value(self, root, assign))
-        load = _Load(self, strict, assign)
-        with torch.no_grad():
-            load.read(root)
-            load.writes.commit()
-        return self
-
-
-def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
+def try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     """Load a state dict with the keys and metadata of ``root.state_dict()`` in one call. Return False for any other."""
     metadata = getattr(state_dict, "_metadata", None) or {}
     targets: dict[str, Tensor] = {}
@@ -180,7 +87,7 @@ def _is_described(node: Core, meta: dict[str, object] | None) -> bool:
     )
 
 
-def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]:
+def write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]:
     """Write the metadata of a node, and return an iterator over its entries."""
     meta: dict[str, object] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
@@ -206,7 +113,7 @@ def _entries(node: Core) -> Mapping[str, Child]:
     return dict(node._children()) if record is None else record.entries
 
 
-def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:
+def parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:
     """Parse a state dict of any layout into a tree of ``_Level``."""
     metadata = getattr(state_dict, "_metadata", None)
     if from_flatten is None:
@@ -293,7 +200,7 @@ def _check_tensor(value: object, path: tuple[str, ...]) -> Tensor:
     return value
 
 
-class _Load:
+class Load:
     """One ``load_state_dict``: :meth:`read` checks a parsed state dict and adds its writes to the transaction."""
 
     def __init__(self, target: Core, strict: bool, assign: bool) -> None:
@@ -490,7 +397,7 @@ def _apply_value(node: Any, key: str, held: object, value: object, assign: bool)
 
 
 def _apply_level(node: Core, key: str, held: Child | None, level: _Level, assign: bool) -> None:
-    built = _build_value(held, level, assign, node)
+    built = build_value(held, level, assign, node)
     if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
         built._set_names(held._names)  # a state dict does not contain dim names
     is_value = isinstance(held, Core) and not has_entries(held)
@@ -518,7 +425,7 @@ def _make_value(value: object, node: Core, held: object, assign: bool) -> object
     level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
     if _find_kind(level) is None:
         return value if assign else _copy_value(value)
-    return _build_value(held, level, assign, node)
+    return build_value(held, level, assign, node)
 
 
 def _copy_value(value: object) -> object:
@@ -529,7 +436,7 @@ def _copy_value(value: object) -> object:
         return value
 
 
-def _build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
+def build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
     """Build the node that a parsed node describes; ``held`` is the old value node under the key, or None."""
     above = held if parent is None else parent
     size = torch.Size(level.meta.get("batch_size", above.batch_size))
@@ -548,7 +455,7 @@ def _build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> 
     for name, value in level.entries.items():
         node._set_child(
             name,
-            _build_value(None, value, assign, node)
+            build_value(None, value, assign, node)
             if isinstance(value, _Level)
             else _new_leaf(value, node, assign),
         )

@@ -6,29 +6,30 @@ from collections.abc import MutableMapping
 from types import FunctionType, GenericAlias
 from typing import Any
 
-from .._convert.printing import ReprMixin
-from .._convert.to_python import ConversionMixin
-from .._encode.pickling import PickleMixin
-from .._formats.saving import SaveMixin
-from .._functions.apply import ApplyMixin
-from .._functions.casting import CastingMixin
-from .._functions.elements import ElementMixin
-from .._functions.joining import JoinMixin
-from .._functions.locking import LockMixin
-from .._functions.metadata import MetadataMixin
-from .._functions.modules import ModuleMixin
-from .._functions.packing import PackMixin
-from .._functions.parallel import ParallelMixin
-from .._functions.pointwise import PointwiseMixin
-from .._functions.reductions import ReductionMixin
-from .._functions.select import SelectMixin
-from .._functions.state import StateDictMixin
-from .._functions.structure import StructureMixin
-from .._functions.torch_function import TorchFunctionMixin, add_methods
+from .._functions.torch_function import add_methods
 from .._transforms.pytree import register_as_its_base
 from .._tree.defaults import Defaults
 from .._tree.node import Core
 from ..plugins.siblings import SiblingMethods
+from .apply import ApplyMixin
+from .casting import CastingMixin
+from .conversion import ConversionMixin
+from .elements import ElementMixin
+from .joining import JoinMixin
+from .locking import LockMixin
+from .metadata import MetadataMixin
+from .modules import ModuleMixin
+from .packing import PackMixin
+from .parallel import ParallelMixin
+from .pickling import PickleMixin
+from .pointwise import PointwiseMixin
+from .printing import ReprMixin
+from .reductions import ReductionMixin
+from .saving import SaveMixin
+from .select import SelectMixin
+from .state import StateDictMixin
+from .structure import StructureMixin
+from .torch_function import TorchFunctionMixin
 
 
 class TensorCollection(

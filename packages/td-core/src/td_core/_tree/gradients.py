@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .._tree.defaults import check_same_form, show_path
-from .._tree.node import LEAF_KINDS, Core
-from .._tree.walks import has_entries, visit
 from ..errors import KeyMismatchError, StructureError
+from .defaults import check_same_form, show_path
+from .node import LEAF_KINDS, Core
+from .walks import has_entries, visit
 
 Pairs = list[tuple[Tensor, Tensor]]
 

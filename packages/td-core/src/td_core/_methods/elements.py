@@ -1,0 +1,189 @@
+"""The methods ``repeat``, ``tile``, ``roll``, ``flip``, ``rot90``, ``narrow`` and related ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import methodcaller
+
+from torch import Tensor
+from typing_extensions import Self
+
+from .._functions.elements import write_inverse
+from .._functions.locking import write_back_on_exit
+from .._functions.shape import adopt_result, parse_ints
+from .._plans import elements
+from .._plans.plans import as_ints, check_ints, wrap_dim
+from ..errors import DimError
+from .shape import ShapeMixin
+
+
+class ElementMixin(ShapeMixin):
+    """The methods ``repeat``, ``tile``, ``roll``, ``flip``, ``rot90``, ``narrow`` and related ones."""
+
+    __slots__ = ()
+
+    def repeat(self, *repeats: object, inplace: bool = False) -> Self:
+        """Repeat the collection along each batch dim, as :meth:`torch.Tensor.repeat` does.
+
+        Args:
+            *repeats: number of repeats per batch dim, as ints or one sequence.
+            inplace: change this collection instead of returning a new one.
+
+        Raises:
+            ValueError: the number of repeats is not the number of batch dims.
+            BatchSizeError: a number of repeats is negative.
+
+        >>> TensorDict({"a": torch.arange(2)}, [2]).repeat(2)["a"]
+        tensor([0, 1, 0, 1])
+        """
+        times = parse_ints("repeat", repeats)
+        if len(times) != len(self.batch_size):
+            raise ValueError(
+                f"repeat: there must be one number for each batch dim; got {list(times)} for the batch size "
+                f"{list(self.batch_size)}"
+            )
+        result = self._transform(elements.repeat_plan(self.batch_size, times))
+        return adopt_result(self, result, "repeat") if inplace else result
+
+    def repeat_interleave(
+        self,
+        repeats: Tensor | int,
+        dim: int | None = None,
+        *,
+        output_size: int | None = None,
+        inplace: bool = False,
+    ) -> Self:
+        """Repeat each element along a batch dim, as :func:`torch.repeat_interleave` does.
+
+        Args:
+            repeats: number of repeats; a tensor has one number per element of the dim.
+            dim: the batch dim; None flattens the batch dims first.
+            output_size: size of the dim in the result, if known; avoids a device synchronization.
+            inplace: change this collection instead of returning a new one.
+
+        Raises:
+            BatchSizeError: ``repeats`` does not match the size of the dim, or is negative.
+            RuntimeError: ``output_size`` is not the size of the result.
+
+        >>> TensorDict({"a": torch.arange(2)}, [2]).repeat_interleave(2, dim=0)["a"]
+        tensor([0, 0, 1, 1])
+        """
+        source = self.reshape(-1) if dim is None else self
+        along = 0 if dim is None else dim
+        plan = elements.repeat_interleave_plan(source.batch_size, repeats, along, output_size)
+        result = source._transform(plan)
+        return adopt_result(self, result, "repeat_interleave") if inplace else result
+
+    def tile(self, dims: int | Sequence[int]) -> Self:
+        """Repeat the collection along batch dims; if ``dims`` is shorter than the batch size, it applies to the last dims.
+
+        >>> TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).tile((2,)).batch_size
+        torch.Size([2, 6])
+        """
+        check_ints("tile", "dims", dims, "int | Sequence[int]")
+        times = as_ints(dims)
+        times = (1,) * (len(self.batch_size) - len(times)) + times
+        return self._transform(elements.repeat_plan(self.batch_size, times))
+
+    def roll(
+        self,
+        shifts: int | tuple[int, ...],
+        dims: int | tuple[int, ...] | None = None,
+        *,
+        inplace: bool = False,
+    ) -> Self:
+        """Shift the elements along batch dims, as :func:`torch.roll` does: elements past the end reappear at the start.
+
+        In a ``with`` block, changes of the result are written back to this collection on exit.
+
+        Args:
+            shifts: number of positions per dim.
+            dims: the batch dims; None rolls the flattened batch.
+            inplace: change this collection instead of returning a new one.
+
+        Raises:
+            DimError: a dim is out of range.
+            BatchSizeError: the numbers of shifts and dims differ.
+
+        >>> TensorDict({"a": torch.arange(3)}, [3]).roll(1, 0)["a"]
+        tensor([2, 0, 1])
+        """
+        result = self._transform(elements.roll_plan(self.batch_size, shifts, dims))
+        if inplace:
+            return adopt_result(self, result, "roll")
+        back = tuple([-shift for shift in as_ints(shifts)])
+        return write_back_on_exit(result, self, write_inverse, methodcaller("roll", back, dims))
+
+    def flip(self, dims: int | Sequence[int]) -> Self:
+        """Return a copy with the order of elements reversed along some batch dims.
+
+        In a ``with`` block, changes of the result are written back to this collection on exit.
+
+        Raises:
+            DimError: a dim is out of range or repeated.
+
+        >>> TensorDict({"a": torch.arange(3)}, [3]).flip(0)["a"]
+        tensor([2, 1, 0])
+        """
+        result = self._transform(elements.flip_plan(self.batch_size, dims))
+        return write_back_on_exit(result, self, write_inverse, methodcaller("flip", dims))
+
+    def fliplr(self) -> Self:
+        """Return a copy with the order of elements reversed along the second batch dim.
+
+        Raises:
+            DimError: the collection has fewer than two batch dims.
+
+        >>> TensorDict({"a": torch.tensor([[0, 1]])}, [1, 2]).fliplr()["a"]
+        tensor([[1, 0]])
+        """
+        return self.flip(1)
+
+    def flipud(self) -> Self:
+        """Return a copy with the order of elements reversed along the first batch dim.
+
+        Raises:
+            DimError: the collection has no batch dims.
+
+        >>> TensorDict({"a": torch.arange(2)}, [2]).flipud()["a"]
+        tensor([1, 0])
+        """
+        return self.flip(0)
+
+    def rot90(self, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Self:
+        """Return a copy rotated by ``k`` quarter turns from the first towards the second of two batch dims.
+
+        In a ``with`` block, changes of the result are written back to this collection on exit.
+
+        Raises:
+            DimError: a dim is out of range, or ``dims`` is not two different dims.
+
+        >>> TensorDict({"a": torch.tensor([[0, 1], [2, 3]])}, [2, 2]).rot90()["a"]
+        tensor([[1, 3],
+                [0, 2]])
+        """
+        check_ints("rot90", "k", k, "int")
+        check_ints("rot90", "dims", dims)
+        plane = tuple(wrap_dim(dim, len(self.batch_size)) for dim in dims)
+        if len(set(plane)) != 2 or len(plane) != 2:
+            raise DimError(f"rot90: the plane is given by two different dims; got {dims}")
+        turns = k % 4
+        if turns == 0:
+            result = self.flip(())
+        elif turns == 2:
+            result = self.flip(plane)
+        else:
+            result = self.flip(plane[1] if turns == 1 else plane[0]).transpose(*plane)
+        return write_back_on_exit(result, self, write_inverse, methodcaller("rot90", -k, dims))
+
+    def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:
+        """Return a view of ``length`` elements of a batch dim, starting at ``start``.
+
+        Raises:
+            DimError: the dim or the start is out of range.
+            BatchSizeError: the dim has fewer than ``start + length`` elements.
+
+        >>> TensorDict({"a": torch.arange(5)}, [5]).narrow(0, 1, 3)["a"]
+        tensor([1, 2, 3])
+        """
+        return self._transform(elements.narrow_plan(self.batch_size, dim, start, length))

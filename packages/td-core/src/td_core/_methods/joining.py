@@ -1,0 +1,107 @@
+"""``stack``, ``cat``, ``lazy_stack`` and ``maybe_dense_stack`` as class methods, and methods that join entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from .._functions.joining import cat, lazy_stack, maybe_dense_stack, replace_entries, sort_leaves, stack
+from .._plans.plans import wrap_dim
+from .._python.method_factories import make_classmethod
+from ..typing import NestedKey
+from .shape import ShapeMixin
+
+
+class JoinMixin(ShapeMixin):
+    """``stack``, ``cat``, ``lazy_stack`` and ``maybe_dense_stack`` as class methods, and methods that join entries."""
+
+    __slots__ = ()
+
+    stack = make_classmethod(stack)
+    """Stack collections along a new batch dim; see :func:`td_core.stack`."""
+    cat = make_classmethod(cat)
+    """Concatenate collections along a batch dim; see :func:`td_core.cat`."""
+    lazy_stack = make_classmethod(lazy_stack)
+    """Create a lazy stack with collections as members; see :func:`td_core.lazy_stack`."""
+    maybe_dense_stack = make_classmethod(maybe_dense_stack)
+    """Stack collections densely if their structures are equal, else lazily; see :func:`td_core.maybe_dense_stack`."""
+
+    def stack_tensors(
+        self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
+    ) -> Self:
+        """Replace several entries by one entry, their stack.
+
+        Args:
+            *keys: keys of the entries to stack.
+            out_key: key of the new entry.
+            dim: position of the new dim among all dims of the entries, batch dims included.
+            keep_entries: do not remove the stacked entries.
+
+        Raises:
+            KeyPathError: an entry is missing.
+            LockedError: the collection is locked.
+            BatchSizeError: the shape of the result does not start with the batch size.
+
+        >>> TensorDict({"a": 0, "b": 1}).stack_tensors("a", "b", out_key="c")["c"]
+        tensor([0, 1])
+        """
+        return replace_entries(self, keys, out_key, keep_entries, lambda entries: stack(entries, dim))
+
+    def cat_tensors(
+        self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
+    ) -> Self:
+        """Replace several entries by one entry, their concatenation along ``dim``.
+
+        Arguments and errors are those of :meth:`stack_tensors`.
+
+        >>> TensorDict({"a": [0], "b": [1]}).cat_tensors("a", "b", out_key="c")["c"]
+        tensor([0, 1])
+        """
+        return replace_entries(self, keys, out_key, keep_entries, lambda entries: cat(entries, dim))
+
+    def stack_from_tensordict(
+        self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Stack all leaves to one tensor.
+
+        Args:
+            dim: position of the new dim among all dims of the leaves, batch dims included.
+            sorted: order of the leaves: None or False for insertion order, True for sorted keys, or a list of all keys.
+            out: a tensor to write into.
+
+        Raises:
+            KeyMismatchError: the keys in ``sorted`` are not those of the leaves.
+
+        >>> TensorDict({"b": 1, "a": 0}).stack_from_tensordict(sorted=True)
+        tensor([0, 1])
+        """
+        return torch.stack(sort_leaves(self, sorted), dim, out=out)
+
+    def cat_from_tensordict(
+        self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Concatenate all leaves along ``dim`` to one tensor.
+
+        Arguments and errors are those of :meth:`stack_from_tensordict`.
+
+        >>> TensorDict({"b": [1], "a": [0]}).cat_from_tensordict(sorted=["a", "b"])
+        tensor([0, 1])
+        """
+        return torch.cat(sort_leaves(self, sorted), dim, out=out)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """Convert this collection to a lazy stack of its slices along a batch dim, which share its memory.
+
+        Raises:
+            DimError: ``dim`` is out of range.
+
+        >>> TensorDict({"a": [0, 1]}, [2]).to_lazystack()
+        LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
+        """
+        position = wrap_dim(dim, len(self.batch_size), "to_lazystack: dim")
+        return lazy_stack(
+            self.unbind(position), position, stack_dim_name=self._names and self._names[position]
+        )

@@ -1,0 +1,423 @@
+"""Properties and methods for shape, device, dim names, and summaries of the leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._functions.metadata import drop_duplicates, fill_ellipsis, list_addresses
+from .._plans.plans import wrap_dim
+from .._tree.batch_sizes import infer_batch_sizes
+from .._tree.components import get_parts
+from .._tree.defaults import (
+    get_parent,
+    get_tree_children,
+    has_lazy_stack,
+    missing_key_error,
+    show_path,
+    unwrap_entry,
+)
+from .._tree.devices import set_device_labels
+from .._tree.dim_names import check_names, check_tails
+from .._tree.key_trees import filter_entries
+from .._tree.keys import unravel_key_to_tuple
+from .._tree.locks import check_no_entry
+from .._tree.node import Child, Core
+from .._tree.ragged import get_display_shape, list_distinct_members
+from .._tree.walks import expand, has_entries, list_holders, list_nested, walk
+from ..errors import DimNamesError, StructureError
+from ..typing import Names, NestedKey
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class MetadataMixin(Core):
+    """Properties and methods for shape, device, dim names, and summaries of the leaves."""
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> torch.Size:
+        """The batch size.
+
+        >>> TensorDict(batch_size=[3]).shape
+        torch.Size([3])
+        """
+        return self.batch_size
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the batch size, or one of its dims.
+
+        >>> TensorDict(batch_size=[3, 4]).size(-1)
+        4
+        """
+        return (
+            self.batch_size
+            if dim is None
+            else self.batch_size[wrap_dim(dim, len(self.batch_size), "size: a dim")]
+        )
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dims.
+
+        >>> TensorDict(batch_size=[3, 4]).batch_dims
+        2
+        """
+        return len(self.batch_size)
+
+    def dim(self) -> int:
+        """Return the number of batch dims.
+
+        >>> TensorDict(batch_size=[3, 4]).dim()
+        2
+        """
+        return len(self.batch_size)
+
+    ndim = batch_dims
+    ndimension = dim
+
+    def numel(self) -> int:
+        """Return the number of elements of the batch; 1 without batch dims.
+
+        >>> TensorDict(batch_size=[3, 4]).numel()
+        12
+        """
+        return self.batch_size.numel()
+
+    @property
+    def names(self) -> list[str | None]:
+        """Name of each batch dim, or None for an unnamed dim; settable.
+
+        >>> TensorDict(batch_size=[3, 4], names=["time", None]).names
+        ['time', None]
+        """
+        return [None] * len(self.batch_size) if self._names is None else list(self._names)
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        check_no_entry(self, "name the dims of")
+        self._set_names(check_names(names, len(self.batch_size)))
+
+    def _set_names(self, names: Names | None) -> None:
+        """Store checked names on this node, and on the leading dims of every node below."""
+        root: Any = self._inner()
+        ndim = len(self.batch_size)
+        if names is not None:
+            check_tails(root, names)
+
+        def below(node: Core) -> list[Any]:
+            # The setter of a lazy stack already passed the names to its members, without the stack dim.
+            stacked = node._members_and_dim() is not None
+            return [] if stacked else [child._inner() for child in list_nested(node)]
+
+        for node in expand([root], below):
+            tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
+            full = ((names or (None,) * ndim) + tail)[: len(node.batch_size)]  # a level can have fewer dims
+            node._names = full if any(name is not None for name in full) else None
+
+    def refine_names(self, *names: object) -> Self:
+        """Name dims that have no name yet, in place.
+
+        Args:
+            *names: a name or None per dim; one ``...`` represents the dims that keep their names.
+
+        Raises:
+            DimNamesError: the number of names differs from the number of batch dims.
+            StructureError: a dim already has another name.
+
+        >>> TensorDict(batch_size=[2, 3, 4]).refine_names(..., "time").names
+        [None, None, 'time']
+        """
+        check_no_entry(self, "name the dims of")
+        left = self.names
+        refined = check_names(fill_ellipsis(names, left), len(left)) or (None,) * len(left)
+        for old, new in zip(left, refined, strict=True):
+            if old is not None and new != old:
+                raise StructureError(
+                    f"cannot refine the names {left} to {list(refined)}: the dim {old!r} has its name; use rename()"
+                )
+        self._set_names(refined)
+        return self
+
+    def rename(self, *names: object, **rename_map: str) -> Self:
+        """Return a collection with other dim names; leaves are shared.
+
+        Args:
+            *names: the new names, or a single None to remove all; one ``...`` represents the dims that keep their names.
+            **rename_map: old name -> new name.
+
+        Raises:
+            DimNamesError: both names and a map are passed, or neither; or a name is unknown or not unique.
+
+        >>> TensorDict(batch_size=[2, 3], names=["a", "b"]).rename(a="time").names
+        ['time', 'b']
+        """
+        return self._shallow_copy().rename_(*names, **rename_map)
+
+    def rename_(self, *names: object, **rename_map: str) -> Self:
+        """Rename the dims in place; the arguments are those of :meth:`rename`.
+
+        >>> TensorDict(batch_size=[2]).rename_("time").names
+        ['time']
+        """
+        if bool(names) == bool(rename_map):
+            raise DimNamesError(
+                f"rename takes the new names or a map from old to new ones; got names {list(names)}, map {rename_map}"
+            )
+        check_no_entry(self, "name the dims of")
+        left = self.names
+        unknown = [name for name in rename_map if name not in left]
+        if unknown:
+            raise DimNamesError(f"no dim is named {unknown}; the names are {left}")
+        new: Sequence[str | None] | None = [rename_map.get(name, name) if name else name for name in left]
+        if names:
+            new = None if names == (None,) else fill_ellipsis(names, left)
+        self._set_names(check_names(new, len(left)))
+        return self
+
+    @property
+    def depth(self) -> int:
+        """Number of nested nodes between this collection and its deepest leaf; 0 if no leaf is nested.
+
+        >>> TensorDict({"a": 1, "b": {"c": 2}}).depth
+        1
+        """
+
+        def below(item: tuple[object, int]) -> list[tuple[Any, int]]:
+            node, level = item
+            holders = list_holders(node) if isinstance(node, Core) else ()
+            return [(child, level + 1) for holder in holders for child in list(holder._children().values())]
+
+        return max([0, *(level for item, level in expand([(self, -1)], below) if not has_entries(item))])
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that all leaves share, or None if they differ or the collection has no leaves.
+
+        >>> TensorDict({"a": 1, "b": 2}).dtype
+        torch.int64
+        """
+        dtypes = {leaf.dtype for leaf in self._leaves()}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is a CPU; False without a device.
+
+        >>> TensorDict(device="cpu").is_cpu, TensorDict().is_cpu
+        (True, False)
+        """
+        return self.device is not None and self.device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a CUDA GPU; False without a device.
+
+        >>> TensorDict(device="cpu").is_cuda
+        False
+        """
+        return self.device is not None and self.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the device is the meta device; False without a device.
+
+        >>> TensorDict(device="meta").is_meta
+        True
+        """
+        return self.device is not None and self.device.type == "meta"
+
+    def is_floating_point(self) -> bool:
+        """Return True if every leaf has a floating point dtype.
+
+        >>> TensorDict({"a": 1.0}).is_floating_point(), TensorDict({"a": 1}).is_floating_point()
+        (True, False)
+        """
+        return all(leaf.is_floating_point() for leaf in self._leaves())
+
+    def is_contiguous(self) -> bool:
+        """Return True if every leaf is contiguous; a lazy stack never is.
+
+        >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
+        False
+        """
+        return not has_lazy_stack(self) and all(leaf.is_contiguous() for leaf in self._leaves())
+
+    def is_shared(self) -> bool:
+        """Return True if every leaf is in shared memory or a mapped file, as CUDA leaves always are; False without leaves.
+
+        >>> TensorDict({"a": 1}).is_shared()
+        False
+        """
+        leaves = self._leaves()
+        try:
+            return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
+        except NotImplementedError:
+            return False  # torch cannot check a sparse leaf, which has no storage
+
+    def is_empty(self) -> bool:
+        """Return True if the collection has no leaf at any depth.
+
+        >>> TensorDict({"a": {}}).is_empty()
+        True
+        """
+        root: Child = self
+        return all(map(has_entries, expand([root], get_tree_children)))
+
+    def data_ptr(self, *, storage: bool = False) -> Any:
+        """Return a collection of the leaves' memory addresses, as int64 tensors of shape ().
+
+        The addresses of a lazy stack's members are under the keys ``"0"``, ``"1"``, ...
+
+        Args:
+            storage: return the addresses of the leaves' storages instead.
+
+        >>> td = TensorDict({"a": torch.zeros(3)})
+        >>> td.data_ptr()["a"].item() == td["a"].data_ptr()
+        True
+        """
+        return list_addresses(self, storage)
+
+    def bytes(self, *, count_duplicates: bool = True) -> int:
+        """Return the size of the leaves and their gradients in bytes, with the offsets of jagged leaves.
+
+        Args:
+            count_duplicates: count a tensor under several keys once per key.
+
+        >>> TensorDict({"a": torch.zeros(3)}).bytes()
+        12
+        """
+        leaves = self._leaves() if count_duplicates else drop_duplicates(self._leaves())
+        # torch warns when .grad of a tensor that is not a leaf of the autograd graph is read.
+        grads = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.requires_grad]
+        parts = [part for leaf in (*leaves, *grads) if leaf is not None for part in get_parts(leaf)]
+        # Jagged leaves with the same lengths may share their offsets, which count once.
+        parts = parts if count_duplicates else drop_duplicates(parts)
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    def param_count(self, *, count_duplicates: bool = True) -> int:
+        """Return the number of elements of all leaves.
+
+        Args:
+            count_duplicates: count a tensor under several keys once per key.
+
+        >>> TensorDict({"a": torch.zeros(3), "b": torch.zeros(2, 2)}).param_count()
+        7
+        """
+        leaves = self._leaves() if count_duplicates else drop_duplicates(self._leaves())
+        return sum(leaf.numel() for leaf in leaves)
+
+    @classmethod
+    def declared_fields(cls) -> dict[str, Any] | None:
+        """Return the declared fields of the class with their types, or None if it declares no fields.
+
+        A class with declared fields has a classmethod ``from_tensordict`` that converts a collection.
+
+        >>> TensorDict.declared_fields() is None
+        True
+        """
+        return None
+
+    def entry_class(self, key: NestedKey) -> type:
+        """Return the class of an entry, without building it.
+
+        Raises:
+            KeyPathError: the collection has no such entry.
+
+        >>> TensorDict({"a": 1}).entry_class("a")
+        <class 'torch.Tensor'>
+        """
+        node: Any = self
+        path = unravel_key_to_tuple(key)
+        for depth, part in enumerate(path):
+            if isinstance(node, Tensor):
+                raise missing_key_error(self, key)
+            try:
+                node = node._peek_child(part)
+            except KeyError:
+                raise missing_key_error(node, part, path[:depth]) from None
+        return type(unwrap_entry(node))
+
+    def get_item_shape(self, key: NestedKey) -> torch.Size:
+        """Return the shape of an entry, with -1 for a dim that differs between the members of a lazy stack.
+
+        Raises:
+            KeyPathError: the collection has no such entry.
+
+        >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3]).get_item_shape("a")
+        torch.Size([3, 2])
+        """
+        path = unravel_key_to_tuple(key)
+        parent = get_parent(self, path)
+        node = parent._inner()
+        children = node._children()
+        entry: Any = children.get(path[-1]) if type(children) is dict else None
+        if not isinstance(entry, (Tensor, Core)):  # an entry of a lazy stack is described without stacking it
+            fields = filter_entries(node, {path[-1]: None})._print_node().fields
+            if not fields:
+                raise missing_key_error(parent, path[-1], path[:-1])
+            entry = fields[0].entry
+        if isinstance(entry, str):
+            raise StructureError(
+                f"{show_path(path)} has no shape: it is {entry} in the members of a lazy stack"
+            )
+        return torch.Size(get_display_shape(entry) if isinstance(entry, Tensor) else entry.shape)
+
+    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
+        """Set the batch size of every node to the leading dims that all its leaves share, in place.
+
+        Args:
+            batch_dims: the maximum number of batch dims.
+            keep_compliant_size: keep the batch size of a nested node that has ``batch_dims`` or more dims.
+
+        Raises:
+            BatchSizeError: the root is a lazy stack of another batch size. A nested lazy stack keeps its batch size.
+
+        >>> TensorDict({"a": torch.zeros(3, 4, 5), "b": torch.zeros(3, 4)}).auto_batch_size_().batch_size
+        torch.Size([3, 4])
+        """
+        check_no_entry(self, "change the batch size of")
+        with self._edit_together():
+            infer_batch_sizes(self, batch_dims, keep_compliant_size)
+        return self
+
+    def auto_device_(self) -> Self:
+        """Set the device label of every node to the device of its leaves, in place; None if they differ.
+
+        >>> TensorDict({"a": 1}).auto_device_().device
+        device(type='cpu')
+        """
+        check_no_entry(self, "change the device of")
+        with self._edit_together():
+            for node in list_distinct_members([*walk(self)][::-1]):
+                children = list(node._children().values())
+                results = {
+                    child.device for child in children if isinstance(child, Tensor) or has_entries(child)
+                }
+                node._set_device(results.pop() if len(results) == 1 else None)
+        return self
+
+    def clear_device_(self) -> Self:
+        """Set the device label of every node to None, in place; leaves are not moved.
+
+        >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None
+        True
+        """
+        check_no_entry(self, "change the device of")
+        with self._edit_together():
+            set_device_labels(self, None)
+        return self
+
+    @property
+    def sorted_keys(self) -> list[str]:
+        """The keys of this node, without nested keys, in alphabetical order.
+
+        >>> TensorDict({"b": 1, "a": 2}).sorted_keys
+        ['a', 'b']
+        """
+        return sorted(self._children())

@@ -1,0 +1,130 @@
+"""Methods ``from_module``, ``from_modules`` and ``to_module``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._functions.locking import undo_on_exit
+from .._functions.modules import Pairing, finish, load_into, run_all, stack_modules, take_entries
+from .._torch.lazy_parameters import WITHOUT_SHAPE, take_member
+from .._torch.private import functorch_level
+from .._tree.node import Core
+from ..errors import StructureError
+
+
+class ModuleMixin(Core):
+    """Methods ``from_module``, ``from_modules`` and ``to_module``."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _of_module(cls, taken: object) -> object:
+        """Convert a module's parameters to the type that classmethods of this class return."""
+        return cls._wrap_dense(taken)
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        as_module: bool = False,
+        lock: bool = False,
+        use_state_dict: bool = False,
+        filter_empty: bool = True,
+    ) -> Any:
+        """Return the parameters and buffers of a module, nested by submodule; see :func:`td_core.from_module`.
+
+        >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
+        torch.Size([3, 2])
+        """
+        taken = take_entries(module, as_module, use_state_dict, filter_empty)
+        return finish(cls._of_module(taken), as_module, lock)
+
+    @classmethod
+    def from_modules(
+        cls,
+        *modules: nn.Module,
+        as_module: bool = False,
+        lock: bool = True,
+        use_state_dict: bool = False,
+        lazy_stack: bool = False,
+        expand_identical: bool = False,
+    ) -> Any:
+        """Stack the parameters of modules of one architecture; see :func:`td_core.from_modules`.
+
+        >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3)).batch_size
+        torch.Size([2])
+        """
+        taken = stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
+        return finish(cls._of_module(taken), as_module, lock)
+
+    def to_module(
+        self,
+        module: nn.Module,
+        *,
+        inplace: bool | None = None,
+        return_swap: bool = True,
+        swap_dest: Any = None,
+        use_state_dict: bool = False,
+        non_blocking: bool = False,
+        preserve_module_state: bool = True,
+        memo: Any = None,
+    ) -> Any:
+        """Replace the parameters and buffers of a module by the leaves of this collection.
+
+        As a context manager (``with params.to_module(model):``) it restores the module on exit, also if the body raises.
+
+        Args:
+            module: a module with a parameter or buffer per leaf, and a submodule per nested collection.
+            inplace: copy the leaves into the module's tensors instead of replacing them.
+            return_swap: return the previous parameters and buffers of the module.
+            swap_dest: a collection that is updated with the previous parameters and buffers, and returned.
+            use_state_dict: call ``module.load_state_dict``, so that its hooks run.
+            non_blocking: passed to the copies of ``inplace=True``.
+            preserve_module_state: if True, a plain leaf that replaces a ``Parameter`` is wrapped in one that shares its
+                storage. Tensors that require grad, and all tensors under ``torch.func`` and ``torch.compile``, are set
+                unwrapped and receive the gradients. If False, a plain leaf replaces a parameter as a plain attribute,
+                which ``module.parameters()`` and ``module.state_dict()`` do not list. A parameter that replaces a
+                buffer is set as a plain tensor that shares its storage and passes gradients to it.
+            memo: only for compatibility of the signature; passing a value raises.
+
+        Returns:
+            The previous parameters and buffers of the module, or None if ``return_swap`` is False.
+
+        Raises:
+            KeyPathError: the module has no parameter, buffer, tensor, value or submodule for an entry; nothing was changed.
+            StructureError: a leaf cannot be copied into its parameter or buffer; nothing was changed.
+            StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
+
+        >>> model = nn.Linear(2, 1)
+        >>> zeros = TensorDict.from_module(model).data.clone().zero_()
+        >>> with zeros.to_module(model):
+        ...     model(torch.ones(2)).item()
+        0.0
+        """
+        if memo is not None:
+            raise StructureError(
+                "memo is not an argument of the public to_module(): tied modules are found without it"
+            )
+        if use_state_dict:
+            if inplace is not None:
+                raise StructureError(
+                    "inplace has no meaning with use_state_dict=True: load_state_dict copies in place"
+                )
+            return load_into(self, module, swap_dest)
+        eager = not torch.compiler.is_compiling() and functorch_level() is None
+        pairing = Pairing(bool(inplace), eager and not preserve_module_state, non_blocking)
+        node = self if eager or not WITHOUT_SHAPE else self._map(take_member)
+        swap = pairing.read(node, module)
+        try:
+            pairing.run(eager and preserve_module_state)
+            if not return_swap:
+                return None
+            if swap_dest is not None:
+                swap = swap_dest.update(swap)
+        except BaseException:
+            pairing.undo()
+            raise
+        return undo_on_exit(swap, lambda _: run_all(pairing.undo))

@@ -1,0 +1,135 @@
+"""``save`` and ``load`` in any registered format."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeVar, overload
+
+from .._encode.node_kinds import as_named
+from .._formats.locations import Location, as_location, show_location
+from .._formats.saving import bind_options, load_into_class, save
+from .._formats.saving import open as open_saved
+from .._formats.serializers import SERIALIZERS, check_options, list_options
+from .._tree.buffers import list_row_blocks
+from .._tree.node import Core
+from ..errors import BatchSizeError
+from ..plugins.declarations import shows, takes
+from ..plugins.memmap_methods import MemmapOptions
+from ..typing import NestedKey
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+SelfT = TypeVar("SelfT", bound="SaveMixin")
+
+
+class SaveMixin(Core):
+    """``save`` and ``load`` in any registered format."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @overload
+        @takes(MemmapOptions)
+        def save(self: SelfT, options: MemmapOptions) -> SelfT: ...
+        @overload
+        def save(
+            self: SelfT,
+            prefix: Location | None = None,
+            copy_existing: bool = False,
+            *,
+            format: str | None,
+            **options: object,
+        ) -> SelfT: ...
+
+    @shows(MemmapOptions, more=True)
+    def save(
+        self,
+        prefix: Location | None = None,
+        copy_existing: bool = False,
+        *,
+        format: str | None = None,
+        **options: object,
+    ) -> Self:
+        """Save the collection at ``prefix``; see :func:`td_core.save`.
+
+        The options are those of :meth:`memmap` and those of the format. Options of :meth:`memmap` that the format lacks are
+        ignored if they have their defaults; other unknown options raise TypeError.
+        """
+        if copy_existing:
+            options["copy_existing"] = copy_existing
+        known = list_options(SERIALIZERS.get(format), "save")
+        for item in dataclasses.fields(MemmapOptions):
+            value = options.get(item.name, item.default)
+            if value is None or (value == item.default and known is not None and item.name not in known):
+                options.pop(item.name, None)
+        saved: Self = save(self, prefix, format=format, **options)
+        return saved
+
+    dumps = save
+
+    @classmethod
+    def load(cls, prefix: Location, *args: object, format: str | None = None, **kwargs: object) -> Self:
+        """Load the collection saved at ``prefix``; see :func:`td_core.load`.
+
+        The options ``device`` and ``non_blocking`` can be passed by position. A class with declared entries returns an instance
+        of itself, whatever class was saved.
+        """
+        options = bind_options(args, kwargs, ("device", "non_blocking"))
+        loaded: Self = load_into_class(cls, prefix, format, options)
+        return loaded
+
+    @classmethod
+    def open(
+        cls,
+        path: Location,
+        *,
+        mode: str = "r",
+        keys: Iterable[NestedKey] | None = None,
+        format: str | None = None,
+        **options: object,
+    ) -> Self:
+        """Open the collection saved at ``path``, without reading its leaves; see :func:`td_core.open`.
+
+        A class with declared entries returns an instance of itself, whatever class was saved.
+        """
+        opened: Self = as_named(
+            cls,
+            open_saved(path, mode=mode, keys=keys, format=format, **options),
+            f"what is saved at {show_location(path)}",
+        )
+        return opened
+
+    def row_blocks(self) -> list[range]:
+        """Return the rows in blocks that end where the chunks of the store end.
+
+        A sampler that shuffles the blocks, and then the rows of a few blocks together, reads each chunk once. The blocks are
+        ranges of the first batch dim. A leaf in memory, mapped or without chunks has no influence; without a leaf in chunks,
+        all rows are one block. The chunks of leaves should have the same number of rows, or multiples: a block ends where a
+        chunk of every leaf ends.
+
+        Raises:
+            BatchSizeError: the collection has no batch dim.
+
+        >>> TensorDict({"a": torch.zeros(5)}, [5]).row_blocks()
+        [range(0, 5)]
+        """
+        if not self.batch_size:
+            raise BatchSizeError("a collection without batch dims has no rows: give it a batch size first")
+        return list_row_blocks(self.batch_size[0], self._leaves())
+
+    def load_(self, prefix: Location, *args: object, format: str | None = None, **kwargs: object) -> Self:
+        """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.
+
+        The option ``robust_key`` can be passed by position.
+        """
+        options = bind_options(args, kwargs, ("robust_key",))
+        place = as_location(prefix)
+        serializer = SERIALIZERS.for_loading(place, format)
+        # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
+        check_options(serializer, "load_", options, "load")
+        serializer.load_(self, place, **options)
+        return self
