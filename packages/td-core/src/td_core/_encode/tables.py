@@ -36,6 +36,7 @@ def dump_table(encoded: Encoded, places: Sequence[object]) -> dict[str, Any]:
     Raises:
         CodecError: a value cannot be stored without pickle; the message has its key path.
 
+    >>> from td_core import encode
     >>> dump_table(encode(TensorDict({"a": 1})), ["array 0"])["leaves"]
     ['array 0']
     """
@@ -139,6 +140,7 @@ def select_keys(encoded: Encoded, keys: Iterable[NestedKey] | NestedKey | None, 
     Raises:
         KeyPathError: a key does not exist; the message begins with ``where``.
 
+    >>> from td_core import encode
     >>> header = dump_table(encode(TensorDict({"a": 1, "n": {"b": 2, "c": 3}})), ["0", "1", "2"])
     >>> select_keys(load_table(header, "data.bin"), ["a", ("n", "c")], "data.bin").leaves
     ['0', '2']
@@ -278,6 +280,7 @@ def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: boo
     Raises:
         FormatError: the table does not describe a collection, or contradicts the leaves; the message begins with ``where``.
 
+    >>> from td_core import encode
     >>> header = dump_table(encode(TensorDict({"a": 1, "s": {"b": 2}})), ["x", "y"])
     >>> table = select_keys(load_table(header, "data.bin"), "s", "data.bin")
     >>> decode_table(table, [torch.tensor(5)], "data.bin")["s", "b"]
@@ -312,7 +315,7 @@ def _without_undefined_classes(rows: list[Row]) -> list[Row]:
 def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, object], Tree]) -> Tree:
     """Return the tree of a table from :func:`load_table`; ``describe_leaf`` takes the key and the place of a leaf.
 
-    >>> from td_core import Tree
+    >>> from td_core import Tree, encode
     >>> table = load_table(dump_table(encode(TensorDict({"a": [1, 2]})), ["array 0"]), "data.bin")
     >>> print(describe_table(table, "data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16, place=place)))
     data.bin: TensorDict [], 16 bytes
