@@ -244,6 +244,21 @@ def test_threads_write_and_read_their_rows(options: Any, path: Path) -> None:
     assert load(path)["b"][:8].tolist() == [i + 9 for i in range(8)]
 
 
+def test_load_of_file_that_is_replaced_while_it_is_found_reads_the_new_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(TensorDict({"a": torch.zeros(4)}), path)
+    keep_inode = StoreFile._keep_inode
+
+    def replace_first(file: StoreFile) -> None:
+        monkeypatch.undo()
+        save(TensorDict({"b": torch.ones(2)}), path)
+        keep_inode(file)
+
+    monkeypatch.setattr(StoreFile, "_keep_inode", replace_first)
+    assert load(path).to_dict().keys() == {"b"}
+
+
 def test_second_mapping_leaves_the_descriptor_of_the_first_open(path: Path) -> None:
     save(TensorDict({"a": torch.zeros(4)}), path)
     file = StoreFile.at(path)

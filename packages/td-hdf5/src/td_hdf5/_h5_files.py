@@ -198,8 +198,8 @@ def open_path(path: str, *, write: bool = False, maps: bool = False) -> Iterator
     """Lock the file that is at a path now, during a block, and pass its ``FileID``; arguments as for :meth:`StoreFile.use`."""
     with contextlib.ExitStack() as stack:
         for attempt in range(_ATTEMPTS):
-            file = StoreFile.at(path)
             try:
+                file = StoreFile.at(path)
                 with contextlib.ExitStack() as opened:
                     if not file.is_open:
                         opened.callback(file.close)
