@@ -259,6 +259,19 @@ def test_metadata_and_lock_of_entry_in_a_file_are_refused(make_pair: Any) -> Non
     pair.check()
 
 
+@pytest.mark.parametrize(
+    "value", [torch.tensor(1.0), TensorDict({"c": torch.zeros(2)})], ids=["leaf", "level"]
+)
+def test_value_that_does_not_fit_a_level_above_is_refused(value: Any, make_pair: Any) -> None:
+    pair = make_pair(make_data())
+    pair.change(lambda td: setattr(td["n"], "batch_size", []))
+    with pytest.raises(
+        td_core.StructureError, match=r"key \('n', 'k'\) in a file: the root has the batch size \[3\]"
+    ):
+        pair.stored["n"]["k"] = value
+    pair.check()
+
+
 @pytest.mark.parametrize("method", ["memmap_", "share_memory_", "consolidate", "pin_memory_"])
 @pytest.mark.parametrize("wrap", [lambda td: td, lambda td: TensorDict({"k": td})], ids=["root", "nested"])
 def test_replacing_leaves_in_place_is_refused(method: str, wrap: Any, make_pair: Any, tmp_path: Path) -> None:

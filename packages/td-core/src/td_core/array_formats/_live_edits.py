@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from .._methods.collection import TensorDictBase
 from .._stored import StoredTensor
-from .._tree.defaults import call_once_per_leaf, show_path
+from .._tree.defaults import call_once_per_leaf, get_lead, show_path
 from .._tree.node import Child, Core
 from .._tree.walks import walk
-from ..errors import LockedError, StructureError
+from ..errors import BatchSizeError, LockedError, StructureError
 from ..typing import Names
 from ._table_edits import KeyPath, TableEdit
 
@@ -257,7 +257,7 @@ class Edits:
         data: Core = node._with_children({key: self._read_own(node._entries[key])})
         return data
 
-    def _make_edit(self, added: Iterable[KeyPath]) -> Callable[[TableEdit], None]:
+    def _make_edit(self, added: Mapping[KeyPath, Child]) -> Callable[[TableEdit], None]:
         """Return the function that changes the table: entries are removed, or get places for what is added."""
         steps = [((*node._path, key), is_put) for node, key, is_put in self._list_log()]
         sizes = {(*node._path,): list(metadata[0]) for node, _, metadata in self._before.values()}
@@ -279,6 +279,8 @@ class Edits:
                     table.put(path, removed.get(path))
             for change in changes:
                 change(table)
+            for path, value in added.items():
+                _check_above(table, path, value)
 
         return edit
 
@@ -375,6 +377,21 @@ def fits(held: Tensor, value: object) -> bool:
         and value.shape == held.shape
         and 0 not in held.stride()
     )
+
+
+def _check_above(table: TableEdit, path: KeyPath, value: Child) -> None:
+    """Raise StructureError for a value that does not start with the batch size of each level above: no file can hold it."""
+    for length in range(len(path)):
+        size = torch.Size(table.get_row(path[:length])["meta"].get("batch_size", ()))
+        try:
+            if isinstance(value, Core):
+                value._check_batch_size(size, path)
+            elif get_lead(value, len(size)) != size:
+                raise BatchSizeError(f"its shape is {list(value.shape)}")
+        except BatchSizeError as error:
+            raise StructureError(
+                f"cannot set {show_path(path)} in a file: {show_path(path[:length])} has the batch size {list(size)}; {error}"
+            ) from error
 
 
 def _get(place: tuple[LiveNode, str]) -> Child:
