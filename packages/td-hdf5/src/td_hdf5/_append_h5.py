@@ -120,7 +120,11 @@ def _name_layout(leaf: torch.Tensor) -> str:
 def _list_growing(found: Save, rows: Any) -> list[tuple[str, Any]] | None:
     """Return the dataset and the new rows of each leaf; None if the save must be written anew."""
     if any(
-        row["kind"] != "TensorDict" or "class" in row or row["members"] or row["values"]
+        row["kind"] != "TensorDict"
+        or "class" in row
+        or row["members"]
+        or row["values"]
+        or not row["meta"]["batch_size"]  # a level whose leaves have rows, but not itself
         for row in found.table.nodes
     ):
         return None
