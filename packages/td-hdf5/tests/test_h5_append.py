@@ -90,6 +90,16 @@ def test_append_to_chunks_is_in_place(path: Path, td: TensorDict) -> None:
     assert open_h5(path)[[6, 0]]["n", "b"].tolist() == [3, 0]
 
 
+def test_append_below_level_without_batch_dims_adds_its_rows(path: Path) -> None:
+    data = TensorDict({"a": torch.arange(3.0), "n": {"b": torch.arange(3)}}, [3])
+    live = data.to_h5(path, chunks=True)
+    live["n"].batch_size = []
+    live.close()
+    append(data[:1], path)
+    assert load(path).to_dict()["n"]["b"].tolist() == [0, 1, 2, 0]
+    assert load(path).batch_size == (4,)
+
+
 def test_append_to_contiguous_replaces_the_file_once(path: Path, td: TensorDict) -> None:
     save(td, path)
     first = os.stat(path).st_ino

@@ -244,16 +244,6 @@ def test_threads_write_and_read_their_rows(options: Any, path: Path) -> None:
     assert load(path)["b"][:8].tolist() == [i + 9 for i in range(8)]
 
 
-def test_append_below_level_without_batch_dims_adds_its_rows(path: Path) -> None:
-    data = TensorDict({"a": torch.arange(3.0), "n": {"b": torch.arange(3)}}, [3])
-    live = data.to_h5(path, chunks=True)
-    live["n"].batch_size = []
-    live.close()
-    td_core.append(data[:1], path)
-    assert load(path).to_dict()["n"]["b"].tolist() == [0, 1, 2, 0]
-    assert load(path).batch_size == (4,)
-
-
 def test_load_of_file_that_is_replaced_while_it_is_found_reads_the_new_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
