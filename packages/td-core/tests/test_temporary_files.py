@@ -170,6 +170,38 @@ def test_temporary_of_running_save_is_kept(new: Any, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x"]
 
 
+def test_directory_of_running_save_is_not_recovered(tmp_path: Path) -> None:
+    with NewDirectory(tmp_path / "x") as running:
+        aside = _temporary_files._name_aside(running.path)
+        os.rename(running.temporary, aside)
+        running.temporary = aside
+        with NewDirectory(tmp_path / "x"):
+            assert sorted(os.listdir(tmp_path)) == sorted([os.path.basename(aside), ".x.tmp-00000000"])
+        running.commit()
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@WRITERS
+def test_temporary_committed_before_it_is_locked_is_kept(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = tmp_path / ".x.tmp-00000000"
+    write(tmp_path / "stale", "committed")
+    os.rename(tmp_path / "stale", stale)
+    lock = _temporary_files._lock
+
+    def commit_then_lock(fd: int, **options: Any) -> bool:
+        if not (tmp_path / "x").exists():
+            os.rename(stale, tmp_path / "x")
+            os.mkdir(stale)  # of a third save
+        return lock(fd, **options)
+
+    monkeypatch.setattr(_temporary_files, "_lock", commit_then_lock)
+    _temporary_files._remove_if_stale(str(stale))
+    assert read(tmp_path / "x") == "committed"
+    assert stale.is_dir()
+
+
 @WRITERS
 def test_saves_in_threads_leave_one(write: Any, tmp_path: Path, renames: str) -> None:
     errors: list[BaseException] = []

@@ -133,6 +133,25 @@ def test_commit_removes_stale_directories_of_processes(
     assert TensorDict.load_memmap(tmp_path / "save")["a"].unique().tolist() == [2]
 
 
+def test_staging_published_before_it_is_locked_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_tree: Any, read_value: Any
+) -> None:
+    stale = tmp_path / ".save.td-new-00000000"
+    make_tree(1).memmap(tmp_path / "other")
+    os.rename(tmp_path / "other", stale)
+    lock = _fs.mark_in_use
+
+    def publish_then_lock(fd: int, **options: Any) -> bool:
+        if stale.exists():
+            stale.rename(tmp_path / "published")
+        return lock(fd, **options)
+
+    monkeypatch.setattr(_fs, "mark_in_use", publish_then_lock)
+    make_tree(2).memmap(tmp_path / "save")
+    assert read_value(tmp_path / "published") == 1
+    assert read_value(tmp_path / "save") == 2
+
+
 def save_with_value(make_tree: Any, prefix: Path) -> tuple[Any, list[Path]]:
     pytest.importorskip("td_tensorclass")
     td = make_tree(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import hashlib
 import itertools
 import os
@@ -286,11 +287,13 @@ def _replace_directory(new: str, path: str) -> bool:
         os.rename(new, path)
     except BaseException as error:  # also an interrupt between the two
         if os.path.lexists(aside):
-            _recover(path)
+            _put_back(aside, path, wait=True)
         if isinstance(error, OSError) and error.errno in _TAKEN and os.path.lexists(new):
             return False
         raise
-    _remove(aside)
+    _call_if_stale(
+        _remove, aside, wait=True, without_locks=True
+    )  # locked, as a part of it must not be recovered
     return True
 
 
@@ -307,12 +310,12 @@ def _recover(path: str) -> None:
     folder, name = os.path.split(path)
     for item in _list(folder):
         if item.endswith(_OLD) and _TEMPORARY.sub("", item.removesuffix(_OLD)) == _hide(name):
-            aside = os.path.join(folder, item)
-            if os.path.lexists(path):
-                _remove_if_stale(aside, without_locks=True)
-            else:
-                with contextlib.suppress(OSError):  # another process was faster
-                    os.rename(aside, path)
+            _put_back(os.path.join(folder, item), path)
+
+
+def _put_back(aside: str, path: str, *, wait: bool = False) -> None:
+    change = _remove if os.path.lexists(path) else functools.partial(os.rename, dst=path)
+    _call_if_stale(change, aside, wait=wait, without_locks=True)
 
 
 def _exchange(one: str, other: str) -> bool:
@@ -379,13 +382,20 @@ def read_unreplaced(path: str | os.PathLike[str], read: Callable[[], ReadT]) -> 
     return read()
 
 
-def _remove_if_stale(path: str, *, without_locks: bool = False) -> None:
-    """Remove a temporary, unless it is locked, or cannot be removed; ``without_locks`` also if there are no locks."""
+def _remove_if_stale(path: str) -> None:
+    _call_if_stale(_remove, path)
+
+
+def _call_if_stale(
+    change: Callable[[str], object], path: str, *, wait: bool = False, without_locks: bool = False
+) -> None:
+    """Change a temporary unless it is locked, and ignore an OSError; ``without_locks`` also if there are no locks."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
         try:
-            if _lock(fd, wait=False, otherwise=without_locks):
-                _remove(path)
+            # Between opening and locking it, another save can commit it, and a third one take its name.
+            if _lock(fd, wait=wait, otherwise=without_locks) and _is_named(fd, path):
+                change(path)
         finally:
             os.close(fd)
 

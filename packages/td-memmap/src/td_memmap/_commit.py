@@ -404,7 +404,10 @@ class Staging:
                 if name.startswith(old):
                     if not _fs.rename_new(parent, name, parent, self._name):
                         self._remove_replaced(tree, name.removeprefix(old), find_save_files(tree))
-                elif _fs.mark_in_use(tree.root, without_locks=False):
+                # Between opening and locking it, its save can publish it.
+                elif _fs.mark_in_use(tree.root, without_locks=False) and _fs.is_named(
+                    tree.root, name, parent
+                ):
                     tree.remove_all()
                     self._parent.remove_directory((name,))
 
