@@ -86,7 +86,7 @@ def rank(changed: list[Path]) -> list[Near]:
         f"test_{module.rpartition('.')[2].lstrip('_')}.py": far for module, far in [*distances.items()][::-1]
     }
     owners = {path.relative_to(ROOT).parts[1] for path in sources}
-    tests = [*ROOT.glob("packages/*/tests/test_*.py"), *ROOT.glob("tests/test_*.py")]
+    tests = [*ROOT.glob("packages/*/tests/**/test_*.py"), *ROOT.glob("tests/test_*.py")]
     words = {test: set(re.findall(r"\w+", test.read_text(encoding="utf-8"))) for test in tests}
     defined = {
         name for path in sources for name in re.findall(r"(?:def|class) (\w+)", path.read_text("utf-8"))

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex", "ignore:.*quantiz", "ignore:Sparse", "ignore:The PyTorch API of nested"
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "guide" / "writes.md"
+PAGE = Path(__file__).parents[4] / "docs" / "guide" / "writes.md"
 GROUPS = ("copy", "index", "compute", "fill")
 
 
