@@ -23,7 +23,7 @@ SOURCES = {
 }
 FILES = {
     *SOURCES,
-    *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("packages/*/tests/*.py")),
+    *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("packages/*/tests/**/*.py")),
     *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/*.py")),
 }
 #: Code spans of these pages that are not code or files of the project.

@@ -137,19 +137,19 @@ def test_staging_published_before_it_is_locked_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_tree: Any, read_value: Any
 ) -> None:
     stale = tmp_path / ".save.td-new-00000000"
-    make_tree(1).memmap(tmp_path / "other")
+    make_tree(2).memmap(tmp_path / "other")
     os.rename(tmp_path / "other", stale)
     lock = _fs.mark_in_use
 
     def publish_then_lock(fd: int, **options: Any) -> bool:
-        if stale.exists():
+        if not (tmp_path / "published").exists():
             stale.rename(tmp_path / "published")
         return lock(fd, **options)
 
     monkeypatch.setattr(_fs, "mark_in_use", publish_then_lock)
-    make_tree(2).memmap(tmp_path / "save")
-    assert read_value(tmp_path / "published") == 1
-    assert read_value(tmp_path / "save") == 2
+    make_tree(4).memmap(tmp_path / "save")
+    assert read_value(tmp_path / "published") == 2
+    assert read_value(tmp_path / "save") == 4
 
 
 def save_with_value(make_tree: Any, prefix: Path) -> tuple[Any, list[Path]]:
