@@ -23,12 +23,11 @@ from .._tree.node import Core, copy_leaf
 from .._tree.walks import has_entries, list_nested, walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
-from .device_moves import DeviceMixin
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-class CastingMixin(DeviceMixin):
+class CastingMixin(Core):
     """The methods ``clone``, ``detach`` and ``new_*``, and those for gradients."""
 
     __slots__ = ()

@@ -14,7 +14,10 @@ from ..plugins.siblings import SiblingMethods
 from .apply import ApplyMixin
 from .casting import CastingMixin
 from .conversion import ConversionMixin
+from .device_moves import DeviceMixin
+from .dtypes import DtypeMixin
 from .elements import ElementMixin
+from .entries import EntryMixin
 from .joining import JoinMixin
 from .locking import LockMixin
 from .metadata import MetadataMixin
@@ -27,15 +30,18 @@ from .printing import ReprMixin
 from .reductions import ReductionMixin
 from .saving import SaveMixin
 from .select import SelectMixin
+from .shape import ShapeMixin
 from .state import StateDictMixin
 from .structure import StructureMixin
 from .torch_function import TorchFunctionMixin
+from .update import UpdateMixin
 
 
 class TensorCollection(
     # This mixin is first, since torch looks up __torch_function__ through the bases at each call, without a cache.
     TorchFunctionMixin,
     StructureMixin,
+    UpdateMixin,
     ApplyMixin,
     ParallelMixin,
     ReprMixin,
@@ -43,11 +49,15 @@ class TensorCollection(
     MetadataMixin,
     PointwiseMixin,
     CastingMixin,
+    DeviceMixin,
+    DtypeMixin,
     ReductionMixin,
     ElementMixin,
     JoinMixin,
     SelectMixin,
     PackMixin,
+    ShapeMixin,
+    EntryMixin,
     StateDictMixin,
     ModuleMixin,
     LockMixin,

@@ -27,12 +27,12 @@ from .._tree.backends import get_backends
 from .._tree.buffers import as_memory, has_memory, is_stored
 from .._tree.devices import set_device_labels
 from .._tree.locks import check_in_memory, check_unlocked_below
+from .._tree.node import Core
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
-from .dtypes import DtypeMixin
 
 
-class DeviceMixin(DtypeMixin):
+class DeviceMixin(Core):
     """The methods ``to``, ``cpu`` and ``cuda``, and those for pinned and shared memory."""
 
     __slots__ = ()

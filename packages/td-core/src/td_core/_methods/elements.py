@@ -10,14 +10,14 @@ from typing_extensions import Self
 
 from .._functions.elements import write_inverse
 from .._functions.locking import write_back_on_exit
-from .._functions.shape import adopt_result, parse_ints
-from .._plans import elements
+from .._functions.shape import adopt_result, apply_permutation, parse_ints
+from .._plans import elements, shapes
 from .._plans.plans import as_ints, check_ints, wrap_dim
+from .._tree.node import Core
 from ..errors import DimError
-from .shape import ShapeMixin
 
 
-class ElementMixin(ShapeMixin):
+class ElementMixin(Core):
     """The methods ``repeat``, ``tile``, ``roll``, ``flip``, ``rot90``, ``narrow`` and related ones."""
 
     __slots__ = ()
@@ -68,7 +68,7 @@ class ElementMixin(ShapeMixin):
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat_interleave(2, dim=0)["a"]
         tensor([0, 0, 1, 1])
         """
-        source = self.reshape(-1) if dim is None else self
+        source = self._transform(shapes.reshape_plan(self.batch_size, (-1,))) if dim is None else self
         along = 0 if dim is None else dim
         plan = elements.repeat_interleave_plan(source.batch_size, repeats, along, output_size)
         result = source._transform(plan)
@@ -173,7 +173,8 @@ class ElementMixin(ShapeMixin):
         elif turns == 2:
             result = self.flip(plane)
         else:
-            result = self.flip(plane[1] if turns == 1 else plane[0]).transpose(*plane)
+            flipped = self.flip(plane[1] if turns == 1 else plane[0])
+            result = apply_permutation(flipped, shapes.transpose_plan(flipped.batch_size, *plane))
         return write_back_on_exit(result, self, write_inverse, methodcaller("rot90", -k, dims))
 
     def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:

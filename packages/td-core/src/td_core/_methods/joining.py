@@ -11,11 +11,11 @@ from typing_extensions import Self
 from .._functions.joining import cat, lazy_stack, maybe_dense_stack, replace_entries, sort_leaves, stack
 from .._plans.plans import wrap_dim
 from .._python.method_factories import make_classmethod
+from .._tree.node import Core
 from ..typing import NestedKey
-from .shape import ShapeMixin
 
 
-class JoinMixin(ShapeMixin):
+class JoinMixin(Core):
     """``stack``, ``cat``, ``lazy_stack`` and ``maybe_dense_stack`` as class methods, and methods that join entries."""
 
     __slots__ = ()

@@ -12,12 +12,12 @@ from .._functions.packing import PackLayout, check_layout, make_layout
 from .._functions.padding import make_mask, pad_node
 from .._plans.plans import wrap_dim
 from .._tree.keys import unravel_key_to_tuple
+from .._tree.node import Core
 from ..errors import DepthError
 from ..typing import NestedKey
-from .shape import ShapeMixin
 
 
-class PackMixin(ShapeMixin):
+class PackMixin(Core):
     """Methods ``pack`` and ``to_padded_tensor``."""
 
     __slots__ = ()

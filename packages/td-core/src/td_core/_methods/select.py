@@ -28,7 +28,6 @@ from .._tree.node import Core
 from .._tree.walks import visit
 from .._writes.inplace import write_leaves
 from ..errors import StructureError
-from .shape import ShapeMixin
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,7 +38,7 @@ _FILL = make_op("masked_fill_", Tensor.masked_fill_)
 _FILLED = make_op("masked_fill", Tensor.masked_fill)
 
 
-class SelectMixin(ShapeMixin):
+class SelectMixin(Core):
     """Methods ``gather``, ``masked_select``, ``masked_fill``, ``where`` and ``pad``."""
 
     __slots__ = ()

@@ -35,11 +35,9 @@ from .._tree.ragged import build_dense, list_dense_entries
 from .._tree.walks import has_entries, map_levels
 from .._writes.check import LEAF_ERRORS
 from ..typing import DtypeLike
-from .entries import EntryMixin
-from .locking import LockMixin
 
 
-class ShapeMixin(EntryMixin, LockMixin):
+class ShapeMixin(Core):
     """Indexing, and shape operations such as ``view``, ``permute``, ``expand`` and ``unbind``."""
 
     __slots__ = ()
@@ -308,7 +306,7 @@ class ShapeMixin(EntryMixin, LockMixin):
                 level.batch_size = goal.batch_size
             else:
                 level = level.expand(goal.batch_size)
-            result.set(key, level)
+            result._set_path(key, level)
         expanded: Self = result.named_apply(
             expand_leaf, other, nested_keys=True, default=None, filter_empty=False
         )

@@ -43,7 +43,6 @@ from .._tree.views import IsLeaf
 from .._tree.walks import has_entries
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
-from .update import UpdateMixin
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 _STRINGS = frozenset({str})
 
 
-class StructureMixin(UpdateMixin):
+class StructureMixin(Core):
     """Methods on keys, such as ``select``, ``exclude``, ``split_keys``, ``flatten_keys`` and ``rename_key_``."""
 
     __slots__ = ()

@@ -28,7 +28,6 @@ from .._writes.run import Transaction
 from .._writes.update import Update
 from ..errors import StructureError
 from ..typing import NestedKey
-from .entries import EntryMixin
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,7 +38,7 @@ FILL = Op(None, Tensor.fill_)
 ZERO = make_op("zero_", Tensor.zero_)
 
 
-class UpdateMixin(EntryMixin):
+class UpdateMixin(Core):
     """Methods that write entries, such as ``update``, ``update_``, ``update_at_``, ``set_at_`` and ``fill_``."""
 
     __slots__ = ()

@@ -1,0 +1,138 @@
+"""A public method of td-core is a signature, a manual and at most three statements; the work is a function."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+METHODS = Path(__file__).parents[1] / "packages" / "td-core" / "src" / "td_core" / "_methods"
+MOST = 3
+#: Methods with a longer body, and the reason.
+LONGER: dict[str, str] = {
+    "apply.apply": "",
+    "apply.named_apply": "",
+    "casting.clone": "",
+    "casting.detach_": "",
+    "casting.requires_grad_": "",
+    "casting.grad": "",
+    "casting.zero_grad": "",
+    "casting.backward": "",
+    "casting.new_tensor": "",
+    "conversion.from_dict_instance": "",
+    "conversion.to_dict": "",
+    "conversion.tolist": "",
+    "conversion.to_namedtuple": "",
+    "conversion.to_pytree": "",
+    "conversion.to_struct_array": "",
+    "conversion.to_tensordict": "",
+    "device_moves.to": "",
+    "device_moves.pin_memory": "",
+    "device_moves.share_memory_": "",
+    "elements.repeat": "",
+    "elements.repeat_interleave": "",
+    "elements.tile": "",
+    "elements.roll": "",
+    "elements.rot90": "",
+    "entries.get": "",
+    "entries.__getitem__": "",
+    "entries.set": "",
+    "entries._set_path": "",
+    "entries.set_": "",
+    "entries.del_": "",
+    "entries.pop": "",
+    "entries.popitem": "",
+    "entries.clear": "",
+    "entries.keys": "",
+    "entries.values": "",
+    "entries.items": "",
+    "entries.__len__": "",
+    "entries.__iter__": "",
+    "locking.__enter__": "",
+    "locking.__exit__": "",
+    "metadata._set_names": "",
+    "metadata.refine_names": "",
+    "metadata.rename_": "",
+    "metadata.depth": "",
+    "metadata.is_shared": "",
+    "metadata.bytes": "",
+    "metadata.entry_class": "",
+    "metadata.get_item_shape": "",
+    "metadata.auto_batch_size_": "",
+    "metadata.auto_device_": "",
+    "metadata.clear_device_": "",
+    "modules.to_module": "",
+    "packing.pack": "",
+    "packing.to_padded_tensor": "",
+    "parallel.map": "",
+    "parallel.map_iter": "",
+    "pickling.__reduce_ex__": "",
+    "pickling.__setstate__": "",
+    "pickling.__deepcopy__": "",
+    "pickling.__copy__": "",
+    "pointwise._broadcast_to_leaves": "",
+    "pointwise.clamp": "",
+    "printing.__repr__": "",
+    "printing._repr_html_": "",
+    "reductions.norm": "",
+    "reductions.logsumexp": "",
+    "reductions.quantile": "",
+    "saving.save": "",
+    "saving.load_": "",
+    "select.gather": "",
+    "select.where": "",
+    "select.pad": "",
+    "shape._take_over": "",
+    "shape.view": "",
+    "shape.flatten": "",
+    "shape.unflatten": "",
+    "shape.expand_as": "",
+    "shape.densify": "",
+    "state.state_dict": "",
+    "state.load_state_dict": "",
+    "structure.select": "",
+    "structure.exclude": "",
+    "structure.split_keys": "",
+    "structure.separates": "",
+    "structure.filter_empty_": "",
+    "structure.empty": "",
+    "structure.flatten_keys": "",
+    "structure.unflatten_keys": "",
+    "structure.rename_key_": "",
+    "structure.rename_keys": "",
+    "torch_function.__torch_function__": "",
+    "update.update": "",
+    "update.update_": "",
+    "update.update_at_": "",
+    "update.set_at_": "",
+    "update.get_at": "",
+    "update.replace": "",
+    "update.zero_": "",
+    "update._assign": "",
+}
+
+
+def iter_methods() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for path in METHODS.glob("*.py"):
+        for item in ast.parse(path.read_text(encoding="utf-8")).body:
+            for method in item.body if isinstance(item, ast.ClassDef) else ():
+                if isinstance(method, ast.FunctionDef):
+                    yield f"{path.stem}.{method.name}", method
+
+
+def count_statements(method: ast.FunctionDef) -> int:
+    """Return the number of statements in a body, nested ones counted, without the docstring."""
+    count = sum(isinstance(node, ast.stmt) for node in ast.walk(method)) - 1
+    return count - (ast.get_docstring(method) is not None)
+
+
+def test_methods_have_three_statements_or_are_listed() -> None:
+    longer = {name for name, method in iter_methods() if count_statements(method) > MOST}
+    assert longer == set(LONGER)
+
+
+def test_mixins_derive_from_core_alone() -> None:
+    for path in METHODS.glob("*.py"):
+        for item in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(item, ast.ClassDef) and path.stem != "collection":
+                assert [ast.unparse(base) for base in item.bases] in (["Core"], []), item.name
