@@ -1,4 +1,4 @@
-"""Functions over collections: merge, pad, group, collate, compare, expand, and the settings."""
+"""Functions over collections: merge, pad, group, collate, compare and expand."""
 
 from __future__ import annotations
 
@@ -21,20 +21,12 @@ from td_core import (
     collate,
     expand_as_right,
     expand_right,
-    get_defaults_to_none,
     group_by,
-    is_bool,
-    is_floating,
-    is_inexact,
-    is_integer,
     is_tensor_collection,
     isin,
-    lazy_legacy,
     merge_tensordicts,
     pad_sequence,
     remove_duplicates,
-    set_get_defaults_to_none,
-    set_lazy_legacy,
     unpad_sequence,
 )
 from td_core.errors import KeyPathError, StructureError
@@ -381,27 +373,6 @@ class TestAssertClose:
 
 
 class TestPredicates:
-    @pytest.mark.parametrize(
-        ("dtype", "inexact", "floating", "integer", "boolean"),
-        [
-            (torch.float32, True, True, False, False),
-            (torch.bfloat16, True, True, False, False),
-            (torch.complex64, True, False, False, False),
-            (torch.int8, False, False, True, False),
-            (torch.bool, False, False, False, True),
-        ],
-    )
-    def test_dtype_predicates_return_expected(
-        self, dtype: torch.dtype, inexact: bool, floating: bool, integer: bool, boolean: bool
-    ) -> None:
-        for args in ((dtype,), (torch.zeros(1, dtype=dtype),), ("key", torch.zeros(1, dtype=dtype))):
-            answers = (is_inexact(*args), is_floating(*args), is_integer(*args), is_bool(*args))
-            assert answers == (inexact, floating, integer, boolean)
-
-    def test_dtype_predicate_of_string_raises(self) -> None:
-        with pytest.raises(TypeError, match="a tensor or a dtype; got \\('x',\\)"):
-            is_bool("x")
-
     def test_is_tensor_collection_accepts_class_and_instance(self) -> None:
         assert is_tensor_collection(make_dense_td())
         assert is_tensor_collection(TensorCollection)
@@ -424,47 +395,3 @@ class TestExpansion:
         assert torch.equal(result["a"][:, 4], make_dense_td()["a"])
         with pytest.raises(RuntimeError, match=r"\[3\] does not start \[4\]"):
             expand_as_right(make_dense_td(), torch.zeros(4))
-
-
-class TestSettings:
-    def test_get_defaults_to_none_false_get_raises(self) -> None:
-        td = make_dense_td()
-        assert td.get("zz") is None
-        with set_get_defaults_to_none(False):
-            assert not get_defaults_to_none()
-            with pytest.raises(KeyPathError, match="key 'zz' not found"):
-                td.get("zz")
-            with pytest.raises(KeyPathError, match="key 'zz' not found"):
-                td.get_at("zz", 0)
-            assert td.get("zz", None) is None
-        assert get_defaults_to_none()
-        assert td.get("zz") is None
-
-    def test_set_get_defaults_to_none_acts_on_call(self) -> None:
-        set_get_defaults_to_none(False)
-        try:
-            with pytest.raises(KeyPathError):
-                TensorDict().get("a")
-        finally:
-            set_get_defaults_to_none(True)
-
-    def test_set_get_defaults_to_none_decorates_function(self) -> None:
-        @set_get_defaults_to_none(False)
-        def read() -> Any:
-            return TensorDict().get("a")
-
-        assert get_defaults_to_none()
-        for _ in range(2):
-            with pytest.raises(KeyPathError):
-                read()
-        assert get_defaults_to_none()
-
-    def test_set_lazy_legacy_true_raises(self) -> None:
-        assert lazy_legacy() is False
-        assert lazy_legacy(allow_none=True) is None
-        with set_lazy_legacy(False):
-            pass
-        set_lazy_legacy(False).set()
-        assert set_lazy_legacy(False)(len) is len
-        with pytest.raises(NotImplementedError, match="lazy views do not exist here"):
-            set_lazy_legacy(True)

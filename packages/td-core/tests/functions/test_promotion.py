@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict
-from td_core._torch.dtypes import dtype_beside
 
 DTYPES = [torch.uint8, torch.int64, torch.float32, torch.float64, torch.complex64]
-ALL_DTYPES = [*DTYPES, torch.bool, torch.int8, torch.float16, torch.bfloat16, torch.complex128]
 
 
 def make_values(dtype: torch.dtype, shape: tuple[int, ...], start: int = 1) -> Tensor:
@@ -178,13 +176,6 @@ def test_scalar_operand_with_scalar_leaf_promotes_as_torch() -> None:
     )
     result = td * torch.tensor(2.0, dtype=torch.float64)
     assert (result["a"].dtype, result["n", "a"].dtype) == (torch.float64, torch.float32)
-
-
-@pytest.mark.parametrize("dtype", ALL_DTYPES)
-def test_dtype_beside_equals_torch_result_type(dtype: torch.dtype) -> None:
-    for other in ALL_DTYPES:
-        expected = torch.result_type(torch.zeros(1, dtype=dtype), torch.zeros((), dtype=other))
-        assert dtype_beside(dtype, other) == expected, other
 
 
 def test_compile_stack_of_scalars_promotes_as_dense() -> None:

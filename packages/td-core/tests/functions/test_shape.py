@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core._functions.shape import same_memory
 from td_core._python.collector import pause_collector
 from td_core.errors import BatchSizeError, CollectionIndexError, DimError, LockedError, StructureError
 
@@ -553,3 +554,30 @@ def test_reshape_inplace_returns_self() -> None:
     assert td.reshape(2, -1, inplace=True) is td
     assert td.batch_size == td["n"].batch_size == (2, 6)
     assert td["a"].tolist() == torch.arange(12).view(2, 6).tolist()
+
+
+BASE = torch.arange(16.0)
+
+
+SQUARE = BASE.view(4, 4)
+
+
+META = torch.zeros(4, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (BASE, BASE, True),
+        (BASE, BASE.view(16), True),
+        (BASE, BASE.clone(), False),
+        (BASE, BASE[:-1], False),
+        (SQUARE, SQUARE.t(), False),
+        (BASE, BASE.view(torch.int32), False),
+        (META, META.view(4), True),
+        (META, torch.zeros(4, device="meta"), False),
+    ],
+    ids=["itself", "view", "copy", "part", "transposed", "other dtype", "meta view", "meta copy"],
+)
+def test_same_memory_returns_true_for_equal_views(left: Tensor, right: Tensor, expected: bool) -> None:
+    assert same_memory(left, right) is expected

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from td_core import (
     merge_tensordicts,
 )
 from td_core._encode.node_kinds import Encoded
+from td_core._kinds.parameters import is_copying
+from td_core._tree.node import copy_leaf, identity
 from td_core.errors import FormatError, LockedError, StructureError
 
 
@@ -621,3 +625,16 @@ def test_params_subclass_is_pytree():
     leaves, spec = torch.utils._pytree.tree_flatten(own)
     assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in own._leaves()]
     assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is TensorDict
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (copy_leaf, True),
+        (partial(copy_leaf, memory_format=torch.preserve_format), True),
+        (torch.clone, False),
+        (identity, False),
+    ],
+)
+def test_is_copying_returns_true_only_for_copy_leaf(fn: Callable[..., Any], expected: bool) -> None:
+    assert is_copying(fn) is expected

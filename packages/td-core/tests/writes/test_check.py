@@ -13,6 +13,9 @@ from torch import Tensor
 
 from td_core import TensorDict
 from td_core._writes.check import has_passed, remember
+from td_core.errors import (
+    StructureError,
+)
 
 
 class Special(Tensor):
@@ -297,3 +300,154 @@ def test_write_leaf_of_new_dtype_after_writes_as_torch(side: int) -> None:
     with pytest.raises(RuntimeError, match="'c'"):
         pair[0].lerp_(pair[1], 0.5)
     assert torch.equal(pair[0]["a"], torch.full((3, 2), 4.0))
+
+
+def make_inference_tensor() -> Tensor:
+    with torch.inference_mode():
+        return torch.zeros(3)
+
+
+IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "update_": lambda td, source: td.update_(source),
+    "update_ from a mapping": lambda td, source: td.update_(source.to_dict()),
+    "update": lambda td, source: td.update(source, inplace=True),
+    "a number at an index": lambda td, source: td.__setitem__(slice(0, 2), 1),
+    "a mapping at an index": lambda td, source: td.__setitem__(0, source[0].to_dict()),
+    "a collection at an index": lambda td, source: td.__setitem__(0, source[0]),
+    "a number at positions": lambda td, source: td.__setitem__([0, 1], 1),
+    "a collection at positions": lambda td, source: td.__setitem__([0, 1], source[[0, 1]]),
+    "apply_": lambda td, source: td.apply_(lambda leaf: torch.ones(3)),
+    "add_": lambda td, source: td.add_(source),
+    "masked_fill_": lambda td, source: td.masked_fill_(torch.ones(3, dtype=torch.bool), 1),
+}
+
+
+REJECTED_BY_TORCH: dict[str, Callable[[], Tensor]] = {
+    "inference": make_inference_tensor,
+    "sparse": lambda: torch.zeros(3).to_sparse(),
+    "leaf that requires grad": lambda: torch.zeros(3, requires_grad=True),
+    "view of a leaf that requires grad": lambda: torch.zeros(6, requires_grad=True)[:3],
+}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td: td.update_({"a": 1, "w": torch.ones(3)}),
+        lambda td: td.update_(TensorDict({"a": torch.ones(3), "w": torch.ones(3)}, [3])),
+        lambda td: td.apply_(lambda leaf: torch.ones(3)),
+        lambda td: td.__setitem__(slice(0, 2), 1),
+        lambda td: td.__setitem__(slice(0, 2), td[0:2] + 1),
+    ],
+)
+def test_write_expanded_leaf_writes_nothing(write: Any) -> None:
+    td = TensorDict({"a": torch.zeros(3), "w": torch.zeros(1).expand(3)}, batch_size=[3])
+    with pytest.raises(StructureError, match="key 'w' in place: it is expanded"):
+        write(td)
+    assert not td["a"].any()
+
+
+@pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
+@pytest.mark.parametrize("make", REJECTED_BY_TORCH.values(), ids=REJECTED_BY_TORCH)
+@pytest.mark.parametrize("before", [0, 4])
+def test_write_unwritable_leaf_writes_nothing(before: int, make: Any, write: Any) -> None:
+    source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
+    # Earlier valid writes fill the metadata cache, which must not accept the unwritable leaf.
+    for _ in range(before):
+        write(source.clone(), source)
+    with pytest.raises(RuntimeError, match=r"key \('n', 'w'\)"):
+        write(TensorDict({"a": (first := torch.zeros(3)), "n": {"w": make()}}, [3]), source)
+    assert not first.any()
+
+
+@pytest.mark.parametrize("name", ["update_", "a collection at an index", "a collection at positions", "add_"])
+def test_write_value_with_other_metadata_is_checked_again(name: str) -> None:
+    write, source = IN_PLACE[name], TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
+    for _ in range(4):
+        write(source.clone(), source)
+    expected, td = source.clone().zero_(), source.clone().zero_()
+    write(expected, source)
+    write(td, TensorDict({"a": torch.ones(3, dtype=torch.int64), "n": {"w": torch.ones(6)[::2]}}, [3]))
+    assert (td == expected).all()
+    td.zero_()
+    with pytest.raises(RuntimeError, match=r"\('n', 'w'\)"):
+        write(td, TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3, 2)}}, [3]))
+    assert not td["a"].any()
+
+
+@pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
+@pytest.mark.parametrize("before", [0, 4])
+def test_write_inference_leaf_outside_mode_raises(before: int, write: Any) -> None:
+    source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
+    for _ in range(before):
+        write(source.clone(), source)
+    with torch.inference_mode():
+        td = source.clone().zero_()
+        for _ in range(before):
+            write(td, source)
+        td.zero_()
+    with pytest.raises(StructureError, match="it was made under torch.inference_mode"):
+        write(td, source)
+    assert not td["a"].any() and not td["n", "w"].any()
+    with torch.inference_mode():
+        write(td, source)
+    assert td["a"].any() and td["n", "w"].any()
+
+
+UNWRITABLE: dict[str, Callable[[], Tensor]] = {
+    "expanded": lambda: torch.ones(1).expand(2),
+    "requires grad": lambda: torch.ones(2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("sealed", UNWRITABLE)
+@pytest.mark.parametrize("write", [lambda td: td.zero_(), lambda td: td.fill_("n", 0)])
+def test_fill_unwritable_leaf_writes_nothing(write: Callable[[Any], Any], sealed: str) -> None:
+    td = TensorDict({"n": {"a": torch.ones(2), "b": UNWRITABLE[sealed](), "c": torch.ones(2)}})
+    with pytest.raises((StructureError, RuntimeError), match="in place|in-place"):
+        write(td)
+    assert all(leaf.tolist() == [1.0, 1.0] for leaf in td.values(True, True))
+    write(td.clone().detach())
+
+
+UNREADABLE: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.zeros(3).to_sparse(),
+    "meta": lambda: torch.zeros(3, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_update_inplace_unreadable_value_writes_nothing(kind: str) -> None:
+    td = TensorDict({"c": torch.ones(3), "a": torch.ones(3)}, [3])
+    with pytest.raises(StructureError, match="cannot write key 'a' in place"):
+        td.update_({"c": torch.zeros(3), "a": UNREADABLE[kind]()})
+    assert td["c"].tolist() == td["a"].tolist() == [1, 1, 1]
+
+
+WHOLE_WRITES: dict[str, Callable[[Any, Any], Any]] = {
+    "update_ from a collection": lambda td, values: td.update_(TensorDict(values, [3])),
+    "slice": lambda td, values: td.__setitem__(slice(None), values),
+    "slice of a collection": lambda td, values: td.__setitem__(slice(0, 3), TensorDict(values, [3])),
+    "positions": lambda td, values: td.__setitem__([0, 1, 2], values),
+    "positions of a collection": lambda td, values: td.__setitem__([0, 1, 2], TensorDict(values, [3])),
+    "mask": lambda td, values: td.__setitem__(torch.ones(3, dtype=torch.bool), values),
+    "update_at_": lambda td, values: td.update_at_(values, slice(None)),
+    "update_at_ at positions": lambda td, values: td.update_at_(values, [0, 1, 2]),
+    "load_state_dict": lambda td, values: td.load_state_dict(TensorDict(values, [3]).state_dict()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
+@pytest.mark.parametrize("write", WHOLE_WRITES.values(), ids=WHOLE_WRITES)
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_write_unreadable_value_writes_nothing(kind: str, write: Any) -> None:
+    for _ in range(2):
+        td = TensorDict({"c": torch.ones(3), "a": torch.ones(3)}, [3])
+        with pytest.raises(StructureError, match="cannot write key 'a' in place"):
+            write(td, {"c": torch.zeros(3), "a": UNREADABLE[kind]()})
+        assert td["c"].tolist() == td["a"].tolist() == [1, 1, 1]
+        # A valid write fills the metadata cache; the next round must still reject the value.
+        write(td, {"c": torch.zeros(3), "a": torch.zeros(3)})
+        assert td["c"].tolist() == td["a"].tolist() == [0, 0, 0]
