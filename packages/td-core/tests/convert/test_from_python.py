@@ -13,10 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils import _pytree as pytree
 
 import td_core
-from td_core import LazyStackedTensorDict, LinkedList, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import BatchSizeError, DepthError, KeyPathError, MissingPluginError, StructureError
 
 Pair = namedtuple("Pair", "a b")
@@ -171,16 +170,6 @@ class TestFromAny:
 
     def test_from_any_list_of_numbers_returns_tensor(self) -> None:
         assert td_core.from_any([1, 2]).tolist() == [1, 2]
-
-    def test_set_list_of_collections_stores_stack(self) -> None:
-        items = [TensorDict({"a": torch.zeros(3)}, [3]), TensorDict({"a": torch.ones(3)}, [3])]
-        td = TensorDict({"b": items}, batch_size=[2])
-        assert td["b"].batch_size == (2, 3)
-        assert td["b", "a"].tolist() == [[0.0] * 3, [1.0] * 3]
-        with pytest.raises(
-            BatchSizeError, match=r"key 'b': the batch size \[3\] does not fit: key 'a' has shape \[2, 3\]"
-        ):
-            TensorDict({"b": items}, batch_size=[3])
 
     @pytest.mark.parametrize(
         ("value", "expected", "size"),
@@ -395,32 +384,6 @@ class TestToList:
         with pytest.raises(TypeError, match="convert_tensors needs convert_nodes"):
             td.tolist(convert_nodes=False, convert_tensors=True)
 
-    def test_linked_list_setitem_writes_to_collection(self) -> None:
-        td = TensorDict({"a": torch.arange(3)}, [3])
-        items = td.tolist(as_linked_list=True)
-        assert isinstance(items, LinkedList)
-        items[1] = {"a": 7}
-        assert td["a"].tolist() == [0, 7, 2]
-        assert items[1] == {"a": 7}
-        nested = LinkedList([LinkedList([1]), 2], td=items._td).tolist()
-        assert nested == [[1], 2] and type(nested) is type(nested[0]) is list
-        alone = LinkedList([1])
-        alone[:] = [2, 3]
-        assert repr(alone) == "LinkedList([2, 3])"
-        with pytest.raises(StructureError, match="at an index"):
-            items[0] = "x"
-
-    def test_tree_map_linked_list_returns_plain_list(self) -> None:
-        items = TensorDict({"a": torch.arange(2)}, [2]).tolist(as_linked_list=True, convert_tensors=True)
-        tree = LinkedList([items, 5])
-        result = pytree.tree_map(lambda leaf: leaf + 1, {"x": tree})
-        assert result == {"x": [[{"a": 1}, {"a": 2}], 6]}
-        assert type(result["x"]) is type(result["x"][0]) is list
-        paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-        assert paths == ["[0][0]['a']", "[0][1]['a']", "[1]"]
-        structure = pytree.tree_structure(tree)
-        assert pytree.treespec_loads(pytree.treespec_dumps(structure)) == structure
-
 
 class TestToNamedTuple:
     def test_to_namedtuple_returns_nested_tuples(self, td: Any) -> None:
@@ -499,18 +462,6 @@ def test_conversions_at_depth_two_thousand_keep_leaves() -> None:
         td.to_struct_array()
 
 
-def test_set_structured_array_stores_node_of_its_shape() -> None:
-    array = np.array([((1, 2.0), 3), ((4, 5.0), 6)], dtype=[("n", [("x", "i8"), ("y", "f8")]), ("z", "i8")])
-    for td in (TensorDict({"k": array}), TensorDict(batch_size=[2]).set("k", array)):
-        assert td.get("k").batch_size == td.get(("k", "n")).batch_size == (2,)
-        assert td["k", "n", "y"].tolist() == [2, 5] and td["k", "z"].tolist() == [3, 6]
-    assert TensorDict({"k": array[1]})["k", "n", "x"] == 4
-    array["z"] = 7
-    assert td["k", "z"].tolist() == [7, 7]
-    with pytest.raises(BatchSizeError, match=r"key 'k': the batch size \[3\] does not fit"):
-        TensorDict({"k": array}, [3])
-
-
 def test_numpy_unsupported_leaf_error_names_key() -> None:
     td = TensorDict({"n": {"b": torch.zeros(2, dtype=torch.bfloat16)}}, batch_size=[2])
     with pytest.raises(TypeError, match=r"cannot convert key \('n', 'b'\): .*BFloat16"):
@@ -527,19 +478,6 @@ def test_make_tensordict_accepts_collection():
     td = TensorDict({"a": torch.ones(2)}, [2])
     made = td_core.make_tensordict(td, batch_size=[2], b=torch.zeros(2))
     assert list(made.keys()) == ["a", "b"] and made["a"] is td["a"] and list(td.keys()) == ["a"]
-
-
-@pytest.mark.parametrize(
-    "value", [lambda x: [x, 2.5], lambda x: [[x, 1], (0.5, x)], lambda x: (1, x, np.float64(2))]
-)
-def test_set_list_of_tensors_and_numbers_keeps_dtype_and_grad(value: Callable[[Any], Any]) -> None:
-    x = torch.tensor(3.0, requires_grad=True)
-    made = TensorDict({"a": value(x)})["a"]
-    assert torch.equal(made, torch.tensor(value(3.0)))
-    (grad,) = torch.autograd.grad(made.sum(), x)
-    assert grad == str(value(3.0)).count("3.0")
-    mapped = torch.vmap(lambda x: TensorDict({"a": value(x)})["a"])(torch.tensor([3.0, 3.0]))
-    assert torch.equal(mapped[1], made)
 
 
 @pytest.mark.parametrize("name", ["max", "sort", "topk"])

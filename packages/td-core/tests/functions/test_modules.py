@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, from_module, from_modules, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, from_module, from_modules
 from td_core.errors import KeyPathError, LockedError, StructureError
 
 
@@ -384,22 +384,3 @@ def test_to_module_use_state_dict_wrong_shape_changes_nothing():
     with pytest.raises(RuntimeError, match=r"size mismatch for 1\.weight"):
         wrong.to_module(model, use_state_dict=True)
     torch.testing.assert_close(dict(model.state_dict()), before)
-
-
-@pytest.mark.parametrize("chunk_size", [None, 1])
-@pytest.mark.parametrize("dim", [0, 1, -1])
-@pytest.mark.parametrize("stacked", [False, True])
-def test_vmap_tuple_of_one_out_dim_equals_int(dim: int, stacked: bool, chunk_size: int | None) -> None:
-    td = TensorDict({"a": torch.arange(6.0).view(2, 3), "n": {"b": torch.ones(2, 3, 4)}}, batch_size=[2, 3])
-    data = lazy_stack([*td.unbind(0)]) if stacked else td
-    result = vmap(lambda x: x + 1, out_dims=(dim,), chunk_size=chunk_size)(data)
-    expected = vmap(lambda x: x + 1, out_dims=dim, chunk_size=chunk_size)(td)
-    assert result.batch_size == expected.batch_size
-    assert bool((result == expected).all())
-
-
-def test_vmap_negative_out_dims_counts_batch_dims():
-    td = TensorDict({"a": torch.zeros(4, 3), "n": TensorDict({"b": torch.zeros(4, 3, 2)}, [4, 3])}, [4, 3])
-    result = vmap(torch.neg, out_dims=-1)(td)
-    assert result.batch_size == (3, 4)
-    assert [tuple(leaf.shape) for leaf in result.values(True, True)] == [(3, 4), (3, 4, 2)]

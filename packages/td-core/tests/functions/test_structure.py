@@ -523,15 +523,3 @@ def test_unflatten_context_keeps_existing_nodes(locked) -> None:
 def test_rename_key_below_leaf_raises() -> None:
     with pytest.raises(KeyThroughLeafError, match="key 'a' is a tensor, so it has no entry 'b'"):
         TensorDict({"a": torch.zeros(2)}).rename_key_(("a", "b"), ("a", "c"))
-
-
-def test_lock_drops_references_to_deleted_parents() -> None:
-    shared = TensorDict({"a": torch.ones(1)})
-    for _ in range(1000):
-        TensorDict({"s": shared}).lock_()
-    assert len(shared._lock_parents) < 100
-    held = [TensorDict({"s": shared}).lock_() for _ in range(100)]
-    with pytest.raises(LockedError, match="part of a locked collection"):
-        shared.unlock_()
-    del held
-    assert not shared.unlock_().is_locked

@@ -1,4 +1,4 @@
-"""Lazy stacks: entries and their forms, hooks, locks, copies and transforms of torch.func."""
+"""Lazy stacks: members, hooks, locks, copies and transforms of torch.func."""
 
 from __future__ import annotations
 
@@ -29,58 +29,6 @@ def test_keys_missing_in_some_members_are_hidden(make_ragged_stack):
     with pytest.raises(KeyPathError, match="key 'only0' not found"):
         lazy["only0"]
     assert list(lazy[0].keys()) == ["a", "only0"]
-
-
-def test_get_ragged_entry_returns_requested_form_else_raises(make_ragged_stack):
-    with pytest.raises(StructureError, match=r"\[\(1,\), \(2,\), \(3,\)\].*as_nested_tensor=True"):
-        make_ragged_stack()["a"]
-    nested = make_ragged_stack().get("a", as_nested_tensor=True)
-    assert [part.tolist() for part in nested.unbind()] == [[0.0], [1.0, 1.0], [2.0, 2.0, 2.0]]
-    padded = make_ragged_stack().get("a", as_padded_tensor=True, padding_value=-1.0)
-    assert padded.tolist() == [[0, -1, -1], [1, 1, -1], [2, 2, 2]]
-    left = make_ragged_stack().get("a", as_padded_tensor=True, padding_side="left")
-    assert left.tolist() == [[0, 0, 0], [0, 1, 1], [2, 2, 2]]
-    assert [part.shape for part in make_ragged_stack().get("a", as_list=True)] == [(1,), (2,), (3,)]
-
-
-@pytest.mark.parametrize("view", [TensorDict.values, TensorDict.items])
-def test_iterate_values_reads_ragged_entry_only_when_reached(view, make_ragged_stack):
-    walk = iter(view(TensorDict({"x": torch.zeros(1), "s": make_ragged_stack()}), True))
-    next(walk), next(walk)
-    with pytest.raises(StructureError, match="cannot stack key 'a'"):
-        next(walk)
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("path", [("a",), ("s", "a")])
-def test_get_as_list_or_padded_of_nested_stacks_equals_torch(path, dim, make_ragged_stack):
-    stack = LazyStackedTensorDict(make_ragged_stack(), make_ragged_stack(), stack_dim=dim)
-    if len(path) == 2:
-        stack = LazyStackedTensorDict(*[TensorDict({"s": make_ragged_stack()}) for _ in range(2)])
-    assert [[leaf.shape for leaf in part] for part in stack.get(path, as_list=True)] == [
-        [(1,), (2,), (3,)]
-    ] * 2
-    padded = torch.stack(
-        [make_ragged_stack().get("a", as_padded_tensor=True, padding_side="left", padding_value=-1.0)] * 2, 0
-    )
-    padded = padded.transpose(0, stack.stack_dim)
-    form = {"as_padded_tensor": True, "padding_side": "left", "padding_value": -1.0}
-    torch.testing.assert_close(stack.get(path, **form), padded)
-    with pytest.raises(StructureError, match=r"ragged in stacks inside the stack.*flatten\(\)"):
-        stack.get(path, as_nested_tensor=True)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_get_as_padded_of_dense_entry_returns_entry():
-    td = TensorDict(
-        {"a": torch.ones(2, 3), "r": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, [2]
-    )
-    assert td.get("a", as_padded_tensor=True, padding_value=5) is td["a"]
-    assert td.get("zz", 7, as_padded_tensor=True) == 7
-    padded = td.get("r", as_padded_tensor=True, padding_value=5.0, padding_side="left")
-    assert padded.tolist() == [[5, 1], [1, 1]]
-    for collection in (td, TensorDict.lazy_stack([td, td])):
-        assert collection.get("a", as_list=False, as_padded_tensor=False).shape == collection["a"].shape
 
 
 def test_get_nestedtensor_unsupported_raises():

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 import inspect
 import operator
 import pickle
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from td_core import (
     LazyStackedTensorDict,
-    NestedKey,
     TensorCollection,
     TensorDict,
     TensorDictParams,
     from_module,
-    unravel_key,
     unravel_key_list,
 )
 from td_core.errors import (
@@ -35,25 +31,6 @@ from td_core.errors import (
     StructureError,
 )
 from td_core.spi import Wrapper
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (1, torch.tensor(1)),
-        (2.5, torch.tensor(2.5)),
-        (True, torch.tensor(True)),
-        (np.float32(2), torch.tensor(2.0)),
-        (np.arange(3), torch.arange(3)),
-        ([1, 2], torch.tensor([1, 2])),
-        ((1.0, 2.0), torch.tensor([1.0, 2.0])),
-        ([[1], [2]], torch.tensor([[1], [2]])),
-        ([torch.ones(2), torch.zeros(2)], torch.tensor([[1.0, 1.0], [0.0, 0.0]])),
-    ],
-)
-def test_construct_number_array_or_sequence_stores_tensor(value, expected):
-    entry = TensorDict({"a": value})["a"]
-    assert entry.dtype == expected.dtype and torch.equal(entry, expected)
 
 
 def test_construct_nested_mapping_inherits_batch_size_and_device():
@@ -107,64 +84,6 @@ def test_getitem_missing_key_error_suggests_closest_key():
     assert td.get("nope") is None and td.get(("observation", "x"), 7) == 7
 
 
-@pytest.mark.parametrize(
-    "key", ["a", "", ("a",), ("a", "b"), ("a", ("b", ("c",))), (), ["a"], ("a", ["b"]), ("a", ()), ("a", 1), 1, None, NestedKey],
-    ids=repr,
-)  # fmt: skip
-def test_isinstance_nested_key_agrees_with_unravel_key(key):
-    try:
-        unravel_key(key)
-    except KeyPathError:
-        assert not isinstance(key, NestedKey)
-    else:
-        assert isinstance(key, NestedKey)
-
-
-def test_set_nested_tuple_key_equals_flat_key():
-    td = TensorDict()
-    td["a", ("b", ("c",))] = 1
-    assert td[("a",), "b", (("c",),)] == 1 and (("a",), ("b", "c")) in td.keys(True)
-    assert ("a",) in td.keys() and ("a", "b") not in td.keys() and ("b",) not in td.keys()
-
-
-class Name(str, enum.Enum):
-    A, B, DOTTED = "a", "b", "a.b"
-
-
-NAMED: dict[str, Callable[[], Any]] = {
-    "constructor": lambda: TensorDict({Name.A: {Name.B: torch.ones(2)}}),
-    "constructor of a nested key": lambda: TensorDict({("a", Name.B): torch.ones(2)}),
-    "constructor with a device": lambda: TensorDict({Name.A: {Name.B: 1}}, device="cpu"),
-    "set": lambda: TensorDict().set(Name.A, torch.ones(2)),
-    "set a number": lambda: TensorDict().set(Name.A, 1),
-    "set below": lambda: TensorDict(a={}).set(("a", Name.B), torch.ones(2)),
-    "set in a lazy stack": lambda: LazyStackedTensorDict(TensorDict(), TensorDict()).set(
-        Name.A, torch.ones(2)
-    ),
-    "set a key of numpy": lambda: TensorDict().set(np.array(["a"])[0], torch.ones(2)),
-    "update": lambda: TensorDict(b=1).update({Name.A: {Name.B: 1}}),
-    "rename_key_": lambda: TensorDict(b=1).rename_key_(Name.B, Name.A),
-    "select": lambda: TensorDict(a={"b": 1}, c=2).select((Name.A, Name.B)),
-    "create_nested": lambda: TensorDict().create_nested((Name.A, "b")),
-    "from_dict": lambda: TensorDict.from_dict({Name.A: {Name.B: torch.ones(2)}}),
-    "unflatten_keys": lambda: TensorDict({Name.DOTTED: 1}).unflatten_keys(),
-    "write at an index": lambda: set_item(TensorDict(batch_size=[2]), 0, {Name.A: torch.ones(())}),
-}
-
-
-def set_item(td: Any, index: Any, value: Any) -> Any:
-    td[index] = value
-    return td
-
-
-@pytest.mark.parametrize("make", NAMED.values(), ids=NAMED)
-def test_set_str_subclass_key_stores_plain_str(make: Callable[[], Any]) -> None:
-    td = make()
-    assert Name.A in td and td[Name.A].shape == td.get("a").shape
-    parts = [part for key in td.keys(True) for part in (key if isinstance(key, tuple) else (key,))]
-    assert {type(part) for part in parts} == {str}
-
-
 def test_set_invalid_value_leaves_collection_unchanged():
     td = TensorDict({"a": torch.zeros(3)}, [3])
     with pytest.raises(BatchSizeError, match=r"key \('x', 'y'\)"):
@@ -172,62 +91,6 @@ def test_set_invalid_value_leaves_collection_unchanged():
     with pytest.raises(KeyThroughLeafError):
         td["a", "b"] = torch.zeros(3)
     assert list(td.keys(True)) == ["a"]
-
-
-def test_lock_refuses_structural_changes_but_not_writes():
-    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3], lock=True)
-    td.set_("a", torch.ones(3))
-    td.set(("n", "b"), torch.ones(3), inplace=True)
-    assert td["a"].sum() == 3 and td["n", "b"].sum() == 3
-    for change in (
-        lambda: td.set("a", torch.zeros(3)),
-        lambda: td["n"].set("z", torch.zeros(3)),
-        lambda: td.pop("a"),
-        lambda: td.clear(),
-        lambda: td.set(("n", "m", "k"), torch.zeros(3)),
-    ):
-        with pytest.raises(LockedError, match="locked"):
-            change()
-
-
-def test_unlock_child_of_locked_parent_raises():
-    inner = TensorDict({"b": torch.zeros(1)})
-    outer, other = TensorDict({"n": inner}, lock=True), TensorDict({"m": inner}, lock=True)
-    with pytest.raises(LockedError, match="part of a locked collection"):
-        inner.unlock_()
-    outer.unlock_()
-    assert inner.is_locked
-    del other
-    inner.unlock_()
-    assert not inner.is_locked
-
-
-@pytest.mark.parametrize("locked", [False, True])
-def test_lock_context_exit_restores_lock(locked):
-    td = TensorDict(lock=locked)
-    with td.unlock_():
-        td["a"] = 1
-    assert td.is_locked is locked
-    with td.lock_():
-        assert td.is_locked
-    assert td.is_locked is locked
-
-
-def test_lock_context_nested_restores_lock() -> None:
-    td = TensorDict({"a": torch.zeros(2)}).lock_()
-    with td.unlock_():
-        with td.unlock_():
-            td["b"] = 1
-        with td.lock_():
-            assert td.is_locked
-        td["c"] = 1
-    assert td.is_locked and set(td.keys()) == {"a", "b", "c"}
-    with td.unlock_():
-        td.lock_()
-    assert td.is_locked
-    with pytest.raises(ZeroDivisionError), td.unlock_(), td.unlock_():
-        raise ZeroDivisionError
-    assert td.is_locked
 
 
 def test_exit_context_without_operation_raises():
@@ -266,27 +129,6 @@ def test_set_batch_size_shape_mismatch_raises():
     with pytest.raises(BatchSizeError, match=r"key 'a' has shape \[3, 4\]"):
         td.batch_size = [3, 4, 2]
     assert td.batch_size == torch.Size([3, 4])
-
-
-def test_keys_view_shows_later_changes_parents_first():
-    td = TensorDict({"a": {"b": 1}})
-    keys, items = td.keys(True), td.items(True, True)
-    td["a", "c"] = 2
-    td["z"] = 3
-    assert list(keys) == ["a", ("a", "b"), ("a", "c"), "z"]
-    assert [key for key, _ in items] == [("a", "b"), ("a", "c"), "z"]
-    assert list(td.keys(True, sort=True)) == sorted(
-        keys, key=lambda key: key if isinstance(key, tuple) else (key,)
-    )
-
-
-@pytest.mark.parametrize("make", [lambda td: td, lambda td: LazyStackedTensorDict(td, td.clone())])
-def test_reversed_views_return_reverse_order(make: Callable[[TensorDict], Any]) -> None:
-    td = make(TensorDict({"a": 1, "n": {"b": 2}, "c": 3}))
-    assert list(reversed(td.keys())) == ["c", "n", "a"]
-    assert list(reversed(td.keys(True, True))) == ["c", ("n", "b"), "a"]
-    assert [key for key, _ in reversed(td.items())] == ["c", "n", "a"]
-    assert [value.max().item() for value in reversed(td.values(True, True))] == [3, 2, 1]
 
 
 def test_len_bool_and_iter_follow_batch_size():
@@ -419,20 +261,6 @@ def test_invalid_call_raises_and_changes_nothing(
     assert list(td.keys(True)) == list(before.keys(True)) and (td == before).all()
 
 
-def test_set_is_locked_locks_and_unlocks_tree() -> None:
-    td = TensorDict({"n": {"a": 0}})
-    td.is_locked = True
-    assert td.is_locked and td["n"].is_locked
-    td.is_locked = False
-    assert not td.is_locked and not td["n"].is_locked
-
-
 def test_iter_many_rows_keeps_order() -> None:
     td = TensorDict({"a": torch.arange(150), "n": {"b": torch.arange(150)}}, [150])
     assert [(int(row["a"]), int(row["n", "b"])) for row in td] == [(i, i) for i in range(150)]
-
-
-def test_construct_same_mapping_under_two_keys_stores_both() -> None:
-    shared = {"x": 1}
-    td = TensorDict({"n": {"a": shared, "b": shared}})
-    assert list(td.keys(True, True)) == [("n", "a", "x"), ("n", "b", "x")]

@@ -1,146 +1,168 @@
-"""vmap over lazy stacks, which stay lazy, and over collections without leaves, which have a batch size only."""
+"""Collections as pytrees: Jacobians have the batch size, names and entries of the result, and any object replaces a leaf."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import vmap
+from torch.func import hessian, jacfwd, jacrev, vmap
+from torch.utils import _pytree as pytree
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core import StructureError, TensorDict, TensorDictParams, lazy_stack
+
+JACOBIANS = {
+    "jacrev": jacrev,
+    "jacfwd": jacfwd,
+    "jacrev in chunks": lambda f, **options: jacrev(f, chunk_size=2, **options),
+}
+#: Numbers of rows and features, of which some are equal.
+SIZES = [(3, 3), (3, 5), (1, 1), (2, 1)]
 
 
-def make_stack(dim: int = 0, count: int = 2, rows: int = 3) -> Any:
-    leaf = torch.arange(float(rows))
-    return lazy_stack(
-        [TensorDict({"x": leaf + 10 * i, "n": {"y": leaf * i}}, batch_size=[rows]) for i in range(count)], dim
+def make(rows: int, features: int) -> TensorDict:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.rand(rows, features, generator=generator) for _ in range(2))
+    return TensorDict({"x": x, "n": {"y": y}}, batch_size=[rows], names=["row"])
+
+
+def multiply(x: Any, y: Any) -> Any:
+    return (x * y).sin()
+
+
+def compute(data: Any) -> TensorDict:
+    out = multiply(data["x"], data["n", "y"])
+    return TensorDict(
+        {"out": out, "deep": {"sum": out.sum(-1)}}, batch_size=data.batch_size[:1], names=["row"]
     )
 
 
-@pytest.mark.parametrize("out_dim", [0, 1, -1])
-@pytest.mark.parametrize("stack_dim", [0, 1])
-@pytest.mark.parametrize("in_dim", [0, 1, -1])
-def test_vmap_over_lazy_stack_returns_lazy_stack(in_dim: int, stack_dim: int, out_dim: int) -> None:
-    stack = make_stack(stack_dim)
-    result = vmap(lambda data: data.set("z", data["x"] * 2), (in_dim,), out_dim)(stack)
-    wanted = stack["x"].movedim(in_dim, 0).movedim(0, out_dim)
-    assert type(result) is LazyStackedTensorDict and result.batch_size == wanted.shape
-    assert torch.equal(result["x"], wanted) and torch.equal(result["z"], wanted * 2)
-    assert result["n"].batch_size == wanted.shape
+@pytest.fixture(params=JACOBIANS)
+def jacobian(request: Any) -> Callable[..., Any]:
+    return JACOBIANS[request.param]
 
 
-@pytest.mark.parametrize("stack_dim", range(3))
-@pytest.mark.parametrize("in_dim", range(3))
-def test_vmap_over_lazy_stack_keeps_stack_dim(in_dim: int, stack_dim: int) -> None:
-    stack = lazy_stack([TensorDict({"x": torch.rand(3, 4)}, batch_size=[3, 4]) for _ in range(2)], stack_dim)
-    result = vmap(lambda data: data, (in_dim,))(stack)
-    order = [in_dim, *[dim for dim in range(3) if dim != in_dim]]
-    assert result.stack_dim == order.index(stack_dim)
-    assert torch.equal(result["x"], stack["x"].permute(order))
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_jacobian_of_collections_equals_torch(jacobian: Any, size: tuple[int, int]) -> None:
+    data = make(*size)
+    result = jacobian(compute)(data)
+    assert result.batch_size == result["deep"].batch_size == (size[0],) and result.names == ["row"]
+    wanted = jacrev(multiply, argnums=(0, 1))(data["x"], data["n", "y"])
+    assert result["out"].batch_size == (*size, size[0])
+    torch.testing.assert_close((result["out", "x"], result["out", "n", "y"]), wanted)
+    sums = jacrev(lambda x, y: multiply(x, y).sum(-1), argnums=(0, 1))(data["x"], data["n", "y"])
+    torch.testing.assert_close((result["deep", "sum", "x"], result["deep", "sum", "n", "y"]), sums)
 
 
-def test_vmap_over_nested_lazy_stacks_returns_lazy_stacks() -> None:
-    data = TensorDict({"a": {"in": make_stack()}, "x": torch.ones(2)}, batch_size=[2])
-    result = vmap(lambda data: data.set("y", data["x"] + 1))(data)
-    assert type(result["a", "in"]) is LazyStackedTensorDict and result["y"].tolist() == [2, 2]
-    assert torch.equal(result["a", "in", "x"], make_stack()["x"])
-    outer = vmap(lambda data: data)(lazy_stack([make_stack(), make_stack()]))
-    assert type(outer[0]) is type(outer) is LazyStackedTensorDict and outer.batch_size == (2, 2, 3)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_jacobian_of_tensor_input_has_batch_size_of_result(jacobian: Any, size: tuple[int, int]) -> None:
+    x = torch.rand(size)
+    result = jacobian(lambda x: TensorDict({"out": x.sin()}, batch_size=[size[0]]))(x)
+    assert result.batch_size == size[:1]
+    torch.testing.assert_close(result["out"], jacrev(torch.sin)(x))
+    flat = jacobian(lambda x: TensorDict({"out": x.sin()}, batch_size=x.shape))(x)
+    assert flat.batch_size == size
 
 
-def test_vmap_returns_lazy_stack_in_each_place_of_the_result() -> None:
-    first, x, named = vmap(lambda data, _: (data, data["x"], {"k": data}), (0, 0), (0, 0, {"k": 1}))(
-        make_stack(), torch.ones(2)
-    )
-    assert type(first) is type(named["k"]) is LazyStackedTensorDict and torch.equal(x, make_stack()["x"])
-    assert torch.equal(named["k"]["x"], make_stack()["x"].T)
-    new = vmap(lambda data: data + 1)(make_stack())
-    assert torch.equal(new["x"], make_stack()["x"] + 1)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_hessian_has_batch_size_of_input(size: tuple[int, int]) -> None:
+    data = make(*size)
+    result = hessian(lambda data: multiply(data["x"], data["n", "y"]).sum())(data)
+    wanted = hessian(lambda x, y: multiply(x, y).sum(), argnums=(0, 1))(data["x"], data["n", "y"])
+    assert result.batch_size == result["n"].batch_size == (size[0],)
+    torch.testing.assert_close((result["x", "x"], result["x", "n", "y"]), wanted[0])
+    again = hessian(compute)(data)
+    assert again.batch_size == again["deep"].batch_size == (size[0],)
+    assert again["out", "x", "n", "y"].shape == size * 3
 
 
-def test_vmap_over_lazy_stack_in_chunks_and_twice_equals_dense() -> None:
-    stack = make_stack(count=5)
-    result = vmap(lambda data: data.set("z", data["x"] * 2), chunk_size=2)(stack)
-    assert type(result) is LazyStackedTensorDict and torch.equal(result["z"], stack["x"] * 2)
-    twice = vmap(vmap(lambda data: data.set("z", data["x"] * 2)))(make_stack())
-    assert torch.equal(twice["z"], make_stack()["x"] * 2)
+def test_jacobian_of_several_arguments_holds_tuples(jacobian: Any) -> None:
+    data, factor = make(3, 3), torch.rand(3, 3)
+
+    def scale(data: Any, factor: Any) -> TensorDict:
+        return TensorDict(
+            {"out": multiply(data["x"], factor), "n": {"x": data["x"] * 2}}, batch_size=data.batch_size
+        )
+
+    wanted = jacrev(multiply, argnums=(0, 1))(data["x"], factor)
+    result = jacobian(scale, argnums=(0, 1))(data, factor)
+    assert result.batch_size == (3,) and isinstance(result["out"], tuple)
+    to_data, to_factor = result["out"]
+    torch.testing.assert_close((to_data["x"], to_factor), wanted)
+    assert result["n", "x"][0]["x"].shape == (3,) * 4 and result.get("out")[1] is to_factor
+    swapped = jacobian(lambda factor, data: scale(data, factor), argnums=(0, 1))(factor, data)["out"]
+    torch.testing.assert_close((swapped[1]["x"], swapped[0]), wanted)
+    (single,) = jacobian(scale, argnums=(1,))(data, factor)["out"]
+    torch.testing.assert_close(single, wanted[1])
 
 
-@pytest.mark.parametrize("out_dims", [(0, 0), (1, 0), (0, 1), (1, 1), (-1, -1)])
-@pytest.mark.parametrize("stack_dim", range(3))
-@pytest.mark.parametrize("in_dims", [(0, 0), (0, 1), (1, 0), (2, 1), (-1, -1)])
-def test_vmap_in_vmap_over_lazy_stack_returns_lazy_stack(in_dims: Any, stack_dim: int, out_dims: Any) -> None:
-    stack = lazy_stack([TensorDict({"x": torch.rand(3, 4)}, [3, 4]) for _ in range(2)], stack_dim)
-    function = vmap(lambda data: data.set("y", data["x"] * 2), (in_dims[1],), out_dims[1])
-    result = vmap(function, (in_dims[0],), out_dims[0])(stack)
-    wanted = vmap(vmap(lambda x: x, (in_dims[1],), out_dims[1]), (in_dims[0],), out_dims[0])(stack["x"])
-    assert type(result) is LazyStackedTensorDict and result.batch_size == wanted.shape
-    assert torch.equal(result["x"], wanted) and torch.equal(result["y"], wanted * 2)
+def test_jacobian_of_tuple_of_collections_and_aux(jacobian: Any) -> None:
+    data = make(3, 3)
+    pair, aux = jacobian(
+        lambda data: ((compute(data), TensorDict({"all": data["x"].sum()})), data), has_aux=True
+    )(data)
+    assert [item.batch_size for item in pair] == [(3,), ()] and aux.batch_size == (3,)
+    assert torch.equal(pair[1]["all", "x"], torch.ones(3, 3)) and pair[1]["all"].batch_size == (3,)
 
 
-def test_vmap_in_vmap_returns_lazy_stacks_in_each_place() -> None:
-    data = TensorDict({"n": lazy_stack([make_stack(), make_stack()]), "x": torch.ones(2, 2)}, [2, 2])
-    thrice = vmap(vmap(vmap(lambda data: data)))(data["n"])
-    assert type(thrice) is type(thrice[0]) is LazyStackedTensorDict
-    pair, x = vmap(lambda data, x: vmap(lambda data, x: (data, x + 1))(data, x))(data, data["x"])
-    assert type(pair["n"]) is LazyStackedTensorDict and torch.equal(pair["n", "x"], data["n", "x"])
-    assert x.tolist() == [[2, 2], [2, 2]]
+@pytest.mark.parametrize(
+    "kind", [lambda td: lazy_stack(td.unbind(0)), lambda td: lazy_stack(td.unbind(0)).to_tensordict()]
+)
+def test_jacobian_of_lazy_stack_equals_dense(jacobian: Any, kind: Callable[[Any], Any]) -> None:
+    data = make(3, 3)
+    result, wanted = jacobian(compute)(kind(data)), jacrev(compute)(data)
+    assert result.batch_size == (3,)
+    torch.testing.assert_close(result["out", "n", "y"], wanted["out", "n", "y"])
+    lazy = jacobian(lambda data: lazy_stack(compute(data).unbind(0)))(data)
+    assert lazy.batch_size == (3,)
+    torch.testing.assert_close(lazy["out", "x"], wanted["out", "x"])
 
 
-@pytest.mark.parametrize("chunk_size", [None, 2])
-@pytest.mark.parametrize("in_dim", [0, 1, -1])
-def test_vmap_over_collection_without_entries_maps_batch_size(in_dim: int, chunk_size: int | None) -> None:
-    sizes: list[Any] = []
-
-    def fill(data: Any) -> Any:
-        sizes.append(data.batch_size)
-        return data.set("v", torch.ones(*data.batch_size, 4))
-
-    result = vmap(fill, (in_dim,), chunk_size=chunk_size)(TensorDict(batch_size=[2, 3]))
-    size = (2, 3) if in_dim == 0 else (3, 2)
-    assert {*sizes} == {size[1:]} and result.batch_size == size and result["v"].shape == (*size, 4)
+def test_jacobian_of_parameters_and_in_vmap(jacobian: Any) -> None:
+    data = make(3, 3)
+    params = jacrev(compute)(TensorDictParams(data.clone()))
+    assert params.batch_size == (3,) and params["out", "x"].shape == (3,) * 4
+    rows = vmap(jacobian(lambda row: TensorDict({"out": row["x"].sin()})))(data)
+    assert rows.batch_size == (3,) and rows["out", "x"].shape == (3, 3, 3)
+    torch.testing.assert_close(rows["out", "x"], torch.stack([jacrev(torch.sin)(x) for x in data["x"]]))
 
 
-@pytest.mark.parametrize(("out_dim", "size"), [(0, (2, 3)), (1, (3, 2)), (-1, (3, 2))])
-def test_vmap_returning_collection_without_entries_adds_dim(out_dim: int, size: tuple[int, ...]) -> None:
-    data = TensorDict({"n": {}}, batch_size=[2, 3], names=["a", "b"])
-    result = vmap(lambda data: data, out_dims=out_dim)(data)
-    assert result.batch_size == result["n"].batch_size == size
-    assert result.names == ([None, "b"] if out_dim == 0 else ["b", None])
-    made, x = vmap(lambda x: (TensorDict(batch_size=[4]), x))(torch.ones(5))
-    assert made.batch_size == (5, 4) and x.shape == (5,)
+@pytest.mark.parametrize(
+    "value", [(1, 2), None, "text", 3, [torch.ones(2)]], ids=lambda value: type(value).__name__
+)
+def test_tree_map_to_other_objects_keeps_them_at_their_keys(value: object) -> None:
+    for data in (make(3, 2), lazy_stack(make(3, 2).unbind(0))):
+        result = pytree.tree_map(lambda _: value, data)
+        assert result["x"] is value and result["n", "y"] is value and result.get(("n", "y")) is value
+        assert result["n"]["y"] is value and "x" in repr(result)
+        if isinstance(data, TensorDict):
+            for leaves_only, count in ((True, 2), (False, 3)):
+                keys = list(result.keys(True, leaves_only))
+                assert keys == [key for key, _ in result.items(True, leaves_only)] and ("n", "y") in keys
+                assert (
+                    len(result.keys(True, leaves_only))
+                    == len(list(result.values(True, leaves_only)))
+                    == count
+                )
+    if not isinstance(value, (tuple, list, type(None))):  # these are trees again
+        assert pytree.tree_leaves(pytree.tree_map(lambda _: value, make(3, 2))) == [value, value]
 
 
-def test_vmap_over_collection_without_entries_beside_tensors() -> None:
-    result = vmap(lambda data, x: data.set("v", x.expand(data.batch_size)))(
-        TensorDict(batch_size=[2, 3]), torch.ones(2)
-    )
-    assert result.batch_size == (2, 3)
-    nested = vmap(lambda tree: tree["d"].set("v", tree["x"]))(
-        {"d": TensorDict(batch_size=[2]), "x": torch.ones(2)}
-    )
-    assert nested["v"].tolist() == [1, 1]
-    holder = vmap(lambda data, x: data.set("v", x))(TensorDict(), torch.ones(2))
-    assert holder.batch_size == (2,)
-    fixed = vmap(lambda data, x: data.set("v", x.expand(3)), (None, 0))(
-        TensorDict(batch_size=[3]), torch.ones(2)
-    )
-    assert fixed["v"].shape == (2, 3)
-    with pytest.raises(ValueError, match=r"got sizes \[5, 2\] for the mapped dimension"):
-        vmap(lambda data, x: x)(TensorDict(batch_size=[5]), torch.ones(2))
-
-
-def test_vmap_over_collection_without_entries_maps_random_numbers_and_gradients() -> None:
-    drawn = vmap(lambda data: data.set("v", torch.rand(data.batch_size)), randomness="different")(
-        TensorDict(batch_size=[2, 3])
-    )
-    assert drawn["v"].unique().numel() == 6
-    same = vmap(lambda data: data.set("v", torch.rand(data.batch_size)), randomness="same")(
-        TensorDict(batch_size=[2, 3])
-    )
-    assert torch.equal(same["v"][0], same["v"][1])
-    gradients = vmap(torch.func.grad(lambda x, data: data.set("v", x)["v"] ** 2))(
-        torch.ones(2), TensorDict(batch_size=[2])
-    )
-    assert gradients.tolist() == [2, 2]
+@pytest.mark.parametrize("value", [torch.Size([1]), None, "text", 3], ids=lambda value: type(value).__name__)
+def test_operation_on_objects_in_place_of_leaves_raises_with_key(value: object) -> None:
+    data = make(3, 2)
+    operations: list[Any] = [
+        lambda a, _: a + 1, lambda a, _: 2 * a, lambda a, b: a + b, lambda a, b: b - a, lambda a, _: -a, lambda a, _: a.sin_(),
+        lambda a, _: a == a, lambda a, b: a == b, lambda a, b: b != a, lambda a, _: a.add_(1), lambda a, b: a.lerp(b, 0.5),
+        lambda a, _: a.isfinite(), lambda a, b: a.maximum(b), lambda a, b: b.mul_(a), lambda a, b: a.add(b, default=0),
+    ]  # fmt: skip
+    for tree in (data, lazy_stack(data.unbind(0)), TensorDictParams(data.clone())):
+        result: Any = pytree.tree_map(lambda _: value, tree)
+        for operation in operations:
+            with pytest.raises(
+                StructureError, match=f"('x'|'y'.) holds a {type(value).__name__}, which a pytree"
+            ):
+                operation(result, tree.to_tensordict())
+        table = {row.key: row.dtype for row in result.describe()}
+        assert table[("x",)] == table["n", "y"] == type(value).__name__
