@@ -1,4 +1,4 @@
-"""Public access to kinds, key paths of encoded trees, and classmethods of plugins."""
+"""Public access to kinds, and key paths of encoded trees."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from td_core import (
     TensorDict,
     TensorDictParams,
     encode,
-    hookimpl,
     kinds,
     lazy_stack,
-    make_classmethod,
 )
 from td_core._tree.node import Core
-from td_core.testing import installed
 
 
 class Own(TensorDict):
@@ -112,25 +109,3 @@ def test_encoded_paths_of_shared_node_are_first_ones() -> None:
     encoded = encode(TensorDict({"x": node, "y": node}), shared=True)
     assert encoded.node_paths() == [(), ("x",)]
     assert encoded.leaf_paths() == [("x", "a")]
-
-
-def from_range(stop: int, *, step: int = 1) -> TensorDict:
-    """Make an entry ``a`` from a range."""
-    return TensorDict({"a": torch.arange(0, stop, step)})
-
-
-def test_make_classmethod_returns_instance_of_class() -> None:
-    class Plugin:
-        @hookimpl
-        def td_methods(self) -> dict[str, Any]:
-            return {
-                "from_range": make_classmethod(from_range, dense=True),
-                "class_and_range": make_classmethod(from_range, with_class=lambda cls, stop: (cls, stop)),
-            }
-
-    with installed(Plugin()):
-        made = Own.from_range(6, step=2)  # type: ignore[attr-defined]
-        assert (type(made), made["a"].tolist()) == (Own, [0, 2, 4])
-        assert type(TensorDict.from_range(2)) is TensorDict  # type: ignore[attr-defined]
-        assert Own.class_and_range(3) == (Own, 3)  # type: ignore[attr-defined]
-        assert Own.from_range.__doc__ == "Make an entry ``a`` from a range."  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Pointwise methods in place, compared with torch on plain leaves; a failed call writes nothing."""
+"""Operations in place: as torch on plain leaves, and a failed call writes nothing."""
 
 from __future__ import annotations
 
