@@ -8,8 +8,7 @@ A package that reads pickles of another library registers a converter of their s
 True
 """
 
-from ._encode.pickling import rebuild_collection
-from ._methods.pickling import set_foreign_state
+from ._encode.pickling import rebuild_collection, set_foreign_state
 from ._python.public_names import lazy_names
 from ._tree.buffers import Leaves, unpack_leaves
 

@@ -6,6 +6,9 @@ one function, and can be read with ``weights_only=True`` if those values are pla
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,12 +19,14 @@ from torch.nn import Parameter
 from .._python.public_names import set_module
 from .._torch.kernels import PLAIN
 from .._torch.private import get_cached_seqlens, get_ragged_dim
+from .._tree.backends import get_backends
 from .._tree.buffers import Leaves
 from .._tree.components import JaggedParts, get_parts
+from .._tree.defaults import add_key_note
 from .._tree.devices import fix_decoded_devices
-from .._tree.node import Core
-from .decode import decode_all
-from .node_kinds import Encoded, encode
+from .._tree.node import Core, CoreT
+from .decode import decode, decode_all
+from .node_kinds import KINDS, Encoded, encode, get_key_path
 
 #: The layouts whose tensors have a working ``__deepcopy__``.
 _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
@@ -46,7 +51,18 @@ def rebuild_collection(
     return fix_decoded_devices(made[0], nodes, leaves)
 
 
-def encode_for_pickle(node: Core, protocol: int) -> tuple[object, ...]:
+def reduce_collection(node: Core, protocol: int) -> tuple[Any, ...]:
+    """Return what ``__reduce_ex__`` of a collection returns: a rebuild function, its arguments, the attributes of the root."""
+    reduced = None
+    general = partial(_encode_for_pickle, node, protocol)
+    for attachment in get_backends(node):
+        reduced = reduced or attachment.reduce(node, protocol, general)
+    reduced = reduced or (rebuild_collection, general())
+    attributes = KINDS.attributes_of(node)
+    return (*reduced, (attributes,)) if attributes else reduced
+
+
+def _encode_for_pickle(node: Core, protocol: int) -> tuple[object, ...]:
     """Return the arguments of :func:`rebuild_collection`."""
     # torch.save uses protocol 2, and its files hold the tensors in the format of torch.
     encoded = encode(node, shared=True)
@@ -60,9 +76,69 @@ def encode_for_pickle(node: Core, protocol: int) -> tuple[object, ...]:
 
 
 def make_state(encoded: Encoded, leaves: object) -> tuple[object, ...]:
+    """Return the arguments of :func:`rebuild_collection`, which are also the state that a collection is restored from."""
     # Omit an empty argument, so that older releases can read the pickle.
     more = (encoded.attributes,) if encoded.attributes else ()
     return encoded.nodes, leaves, encoded.values, encoded.classes, *more
+
+
+_foreign: Callable[[type, object], Any] | None = None
+
+
+def set_foreign_state(read: Callable[[type, Any], Any]) -> None:
+    """Register the function that decodes an attribute dict from a pickle of tensordict."""
+    global _foreign
+    _foreign = read
+
+
+def restore_state(node: Core, state: Any) -> None:
+    """Restore a collection from the result of ``__getstate__``, or set the attributes of the root."""
+    if len(state) == 1 and isinstance(state, tuple):
+        KINDS.set_attributes(node, state[0])
+        return
+    if _foreign is not None and isinstance(state, dict):
+        decoded = _foreign(type(node), state)
+    else:
+        decoded = decode(Encoded(*state), fix_devices=True)
+    names = [name for base in type(decoded).__mro__ for name in getattr(base, "__slots__", ())]
+    for name in [*names, *getattr(decoded, "__dict__", ())]:
+        if name != "__weakref__" and hasattr(decoded, name):
+            object.__setattr__(node, name, getattr(decoded, name))
+    KINDS.set_attributes(node, KINDS.attributes_of(decoded))
+
+
+def copy_deeply(node: Core, memo: dict[int, Any]) -> object:
+    """Copy the leaves and values of a collection, see :func:`copy.deepcopy`; an object that occurs twice is copied once."""
+    encoded = encode(node, shared=True)
+    _copy_plain(encoded.leaves, memo)
+    leaves: list[Tensor] = []
+    try:
+        for leaf in encoded.leaves:
+            leaves.append(deepcopy(leaf, memo))
+    except Exception as error:
+        add_key_note(error, get_key_path(encoded.nodes, [len(leaves)]))
+        raise
+    values = deepcopy(encoded.values, memo)
+    # deepcopy of a value has also copied the nodes of this tree that the value refers to; reuse these copies.
+    places = list(map(id, encoded.objects))
+    made = {i: memo[place] for i, place in enumerate(places) if place in memo}
+    if 0 in made:
+        return made[0]
+    copied = decode_all(Encoded(encoded.nodes, leaves, values, encoded.classes), made)
+    memo.setdefault(id(memo), []).append(encoded.objects)
+    memo.update(zip(places, copied))
+    for position, attributes in encoded.attributes.items():
+        if position not in made:
+            KINDS.set_attributes(copied[position], deepcopy(attributes, memo))
+    return copied[0]
+
+
+def copy_with_attributes(node: CoreT) -> CoreT:
+    """Copy a collection as :func:`copy.copy` does: new nodes, the same leaves, and the attributes of the root."""
+    copied = node._shallow_copy()
+    if attributes := KINDS.attributes_of(node):
+        KINDS.set_attributes(copied, attributes)
+    return copied
 
 
 def _separate_storages(leaves: list[Tensor]) -> list[Tensor]:
@@ -101,7 +177,7 @@ def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
     )
 
 
-def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
+def _copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
     """Add clones of leaves that fill their storage, and of these storages, to the ``memo`` of deepcopy."""
     # deepcopy would create equal clones, but takes ten times as long.
     for leaf in leaves:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._plans.plans import wrap_dim
 from .._python.public_names import set_module
 from .._tree.defaults import show_path
 from .._tree.keys import unravel_key_to_tuple
@@ -94,7 +95,30 @@ class PackLayout:
         return nodes[()] if self.cls is None else self.cls.from_tensordict(nodes[()])  # type: ignore[attr-defined]
 
 
-def make_layout(root: Any, dim: int) -> PackLayout:
+def pack_leaves(node: Core, dim: int, layout: PackLayout | None) -> tuple[Tensor, PackLayout]:
+    """Concatenate all leaves along ``dim``, see ``pack``; return the packed tensor and its layout."""
+    size = node.batch_size
+    position = wrap_dim(dim, len(size) + 1, "pack: dim") - len(size) - 1
+    left = _make_layout(node, position)
+    if layout is not None:
+        _check_layout(layout, left)
+        left = PackLayout(layout.keys, layout.shapes, position, layout.nested, layout.device, layout.cls)
+    leaves = [node[key] for key in left.keys]
+    for key, leaf in zip(left.keys, leaves, strict=True):
+        if leaf.dtype != leaves[0].dtype:
+            raise TypeError(
+                f"cannot pack leaves of different dtypes: key {left.keys[0]!r} has {leaves[0].dtype}, key {key!r} "
+                f"has {leaf.dtype}; convert them first, for example with float()"
+            )
+    if not leaves:
+        packed = torch.zeros((*size, 0), device=node.device)
+    else:
+        # reshape(..., -1) raises for a batch without elements.
+        packed = torch.cat([leaf.reshape(*size, math.prod(leaf.shape[len(size) :])) for leaf in leaves], -1)
+    return packed.movedim(-1, position), left
+
+
+def _make_layout(root: Any, dim: int) -> PackLayout:
     """Return the layout of the leaves of a collection, packed along a dim."""
     ndim = len(root.batch_size)
     keys: list[NestedKey] = []
@@ -123,7 +147,8 @@ def _get_class(node: Core) -> type | None:
     return type(node) if hasattr(type(node), "from_tensordict") else None
 
 
-def check_layout(layout: PackLayout, left: PackLayout) -> None:
+def _check_layout(layout: PackLayout, left: PackLayout) -> None:
+    """Raise an error unless the leaves of two layouts have the same keys and shapes."""
     wanted = {unravel_key_to_tuple(key): shape for key, shape in zip(layout.keys, layout.shapes, strict=True)}
     result = {unravel_key_to_tuple(key): shape for key, shape in zip(left.keys, left.shapes, strict=True)}
     if wanted.keys() != result.keys():

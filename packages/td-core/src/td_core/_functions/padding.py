@@ -16,9 +16,21 @@ from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import Child, Core, make_dense
 from .._tree.ragged import make_padded_tensor
 from .._tree.walks import has_entries, map_levels, visit
-from ..errors import StructureError
+from ..errors import DepthError, StructureError
+from ..typing import NestedKey
 
 Path = tuple[str, ...]
+
+
+def pad_to_dense(node: Core, padding: float, mask_key: NestedKey | None) -> Any:
+    """Pad ragged entries, see ``to_padded_tensor``; with ``mask_key``, add the mask of the padding."""
+    try:
+        result = pad_node(node, padding)
+        if mask_key is not None:
+            result.set(mask_key, make_mask(node, unravel_key_to_tuple(mask_key)))
+    except RecursionError as error:
+        raise DepthError(f"the levels are too many to be padded one inside the other: {error}") from error
+    return result
 
 
 def pad_node(node: Core, padding: float) -> Any:

@@ -13,16 +13,87 @@ import torch
 from .._python.workers import run, run_task
 from .._tree.defaults import clone_detached
 from .._tree.node import Core
+from .._tree.views import is_leaf_or_value
+from .joining import cat, stack
+from .operands import write_result
 
 
-def batch_dim(td: Core, dim: int) -> int:
+class Options(NamedTuple):
+    """The arguments of ``map`` and ``map_iter`` that state what the tasks are, and how they are run."""
+
+    num_workers: int | None
+    chunksize: int | None
+    num_chunks: int | None
+    pool: Any
+    generator: torch.Generator | None
+    max_tasks_per_child: int | None
+    worker_threads: int
+    index_with_generator: bool
+    pbar: bool
+    start_method: str | None
+
+
+def map_chunks(node: Core, fn: Callable[[Any], Any], dim: int, out: Any, options: Options) -> Any:
+    """Call a function on chunks along a batch dim, see ``map``, and join or write the results."""
+    dim, workers, positions = _plan_chunks(node, dim, options)
+    # Value nodes are not in shared memory, so workers cannot write to them.
+    has_targets = out is not None and not out.is_empty()
+    in_workers = (
+        has_targets
+        and _is_visible_to_workers(out)
+        and all(isinstance(entry, torch.Tensor) for entry in out.values(True, True, is_leaf_or_value))
+    )
+    results = _run_chunks(
+        fn,
+        _iter_chunks(node, dim, positions, options.index_with_generator),
+        _iter_chunks(out, dim, positions, False) if in_workers else [None] * len(positions),
+        workers,
+        options,
+    )
+    if has_targets:
+        for position, result in zip(positions, results, strict=True):
+            if not in_workers and result is not None:
+                out.update_at_(result, _index_dim(dim, position))
+        return out
+    matches = [result for result in results if result is not None]
+    if not matches:
+        return out
+    joined = stack(matches, dim) if options.chunksize == 0 else cat(matches, dim)
+    return joined if out is None else write_result(out, joined.batch_size, joined)
+
+
+def iter_results(
+    node: Core, fn: Callable[[Any], Any], dim: int, shuffle: bool, options: Options
+) -> Iterator[Any]:
+    """Iterate over the results of a function on chunks along a batch dim, see ``map_iter``."""
+    dim, workers, positions = _plan_chunks(node, dim, options)
+    if shuffle:
+        generator = options.generator
+        order = torch.randperm(
+            node.batch_size[dim], generator=generator, device=_get_generator_device(generator)
+        )
+        positions = [order[position] for position in positions]
+    chunks = _iter_chunks(node, dim, positions, options.index_with_generator)
+    return _run_chunks(fn, chunks, [None] * len(positions), workers, options)
+
+
+def _plan_chunks(node: Core, dim: int, options: Options) -> tuple[int, int, list[Any]]:
+    """Return a batch dim, counted from the first, the number of workers, and the indices of the chunks."""
+    dim = _wrap_batch_dim(node, dim)
+    workers = _count_workers(options.num_workers, options.pool)
+    return dim, workers, _compute_chunks(node.batch_size[dim], options.chunksize, options.num_chunks, workers)
+
+
+def _wrap_batch_dim(td: Core, dim: int) -> int:
+    """Return a batch dim, counted from the first; IndexError if it is out of range."""
     ndim = len(td.batch_size)
     if not -ndim <= dim < ndim:
         raise IndexError(f"dim {dim} is not a batch dim of a collection of batch size {list(td.batch_size)}")
     return dim % ndim
 
 
-def count_workers(num_workers: int | None, pool: object) -> int:
+def _count_workers(num_workers: int | None, pool: object) -> int:
+    """Return the number of worker processes: that of the pool, the given one, or the number of CPUs."""
     if pool is not None:
         if num_workers is not None:
             raise ValueError(
@@ -36,12 +107,12 @@ def count_workers(num_workers: int | None, pool: object) -> int:
     return num_workers
 
 
-def get_generator_device(generator: torch.Generator | None) -> torch.device | str:
+def _get_generator_device(generator: torch.Generator | None) -> torch.device | str:
     """Return the device of a generator, or "cpu" for None instead of torch's default device."""
     return "cpu" if generator is None else generator.device
 
 
-def compute_chunks(size: int, chunksize: int | None, num_chunks: int | None, workers: int) -> list[Any]:
+def _compute_chunks(size: int, chunksize: int | None, num_chunks: int | None, workers: int) -> list[Any]:
     """Return the indices of the chunks along their dim: slices, or ints for ``chunksize=0``."""
     if chunksize is not None and num_chunks is not None:
         raise ValueError(f"give chunksize or num_chunks, not both; got {chunksize} and {num_chunks}")
@@ -57,41 +128,31 @@ def compute_chunks(size: int, chunksize: int | None, num_chunks: int | None, wor
     return [slice(start, min(start + chunksize, size)) for start in range(0, max(size, 1), chunksize)]
 
 
-def iter_chunks(td: Core, dim: int, positions: list[Any], one_by_one: bool) -> Any:
+def _iter_chunks(td: Core, dim: int, positions: list[Any], one_by_one: bool) -> Any:
     """Index a collection at each position along ``dim``, lazily if ``one_by_one``."""
-    parts = (td._index(index_at(dim, position)) for position in positions)
+    parts = (td._index(_index_dim(dim, position)) for position in positions)
     return parts if one_by_one else list(parts)
 
 
-def index_at(dim: int, position: object) -> tuple[object, ...]:
+def _index_dim(dim: int, position: object) -> tuple[object, ...]:
+    """Return the index of a position along a batch dim."""
     return (slice(None),) * dim + (position,)
 
 
-class Options(NamedTuple):
-    """The arguments of ``map`` and ``map_iter`` that state how tasks are run."""
-
-    pool: Any
-    generator: torch.Generator | None
-    max_tasks_per_child: int | None
-    worker_threads: int
-    pbar: bool
-    start_method: str | None
-
-
-def run_chunks(
+def _run_chunks(
     fn: Callable[[object], object],
     chunks: Iterable[object],
     outs: list[object],
     workers: int,
     options: Options,
 ) -> Iterator[Any]:
-    pool, generator, max_tasks_per_child, worker_threads, pbar, start_method = options
-    drawn = torch.empty((), dtype=torch.int64, device=get_generator_device(generator))
-    seed = int(drawn.random_(generator=generator))
+    """Call a function on each chunk, in the pool, in this process or in new workers; iterate over the results."""
+    drawn = torch.empty((), dtype=torch.int64, device=_get_generator_device(options.generator))
+    seed = int(drawn.random_(generator=options.generator))
     results: Iterator[object]
     call, tasks = partial(_call_task, fn, seed), enumerate(zip(chunks, outs))
-    if pool is not None:
-        results = pool.imap(call, tasks)
+    if options.pool is not None:
+        results = options.pool.imap(call, tasks)
     elif workers == 0:
         results = _run_locally(call, tasks)
     else:
@@ -100,14 +161,15 @@ def run_chunks(
             ((_detach_chunk(chunk), out) for _, (chunk, out) in tasks),
             num_workers=min(workers, max(len(outs), 1)),
             seed=seed,
-            max_tasks_per_child=max_tasks_per_child,
-            worker_threads=worker_threads,
-            start_method=start_method,
+            max_tasks_per_child=options.max_tasks_per_child,
+            worker_threads=options.worker_threads,
+            start_method=options.start_method,
         )
-    return iter(_import_tqdm()(results, total=len(outs))) if pbar else results
+    return iter(_import_tqdm()(results, total=len(outs))) if options.pbar else results
 
 
 def _run_locally(call: Callable[[object], object], tasks: Iterable[object]) -> Iterator[object]:
+    """Call a function on each task in this process, without a change of its random state."""
     for task in tasks:
         with torch.random.fork_rng(devices=[]):
             result = call(task)
@@ -123,15 +185,16 @@ def _call_task(fn: Callable[[object], object], seed: int, task: tuple[int, tuple
 
 def _detach_chunk(chunk: Any) -> object:
     """Clone a chunk unless it is shared: sending it would move the caller's storage to shared memory."""
-    return chunk if is_shared(chunk) else chunk._map(clone_detached)
+    return chunk if _is_visible_to_workers(chunk) else chunk._map(clone_detached)
 
 
-def is_shared(td: Any) -> bool:
+def _is_visible_to_workers(td: Any) -> bool:
     """Return True if all leaves are in shared memory or memory-mapped, so that other processes see writes."""
     return td.is_shared() or (hasattr(td, "is_memmap") and td.is_memmap())
 
 
 def _import_tqdm() -> Any:
+    """Return the class of progress bars; ImportError if its package is not installed."""
     try:
         return importlib.import_module("tqdm").tqdm
     except ImportError:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .._functions.packing import PackLayout, check_layout, make_layout
-from .._functions.padding import make_mask, pad_node
-from .._plans.plans import wrap_dim
-from .._tree.keys import unravel_key_to_tuple
+from .._functions.packing import PackLayout, pack_leaves
+from .._functions.padding import pad_to_dense
 from .._tree.node import Core
-from ..errors import DepthError
 from ..typing import NestedKey
 
 
@@ -41,27 +36,7 @@ class PackMixin(Core):
         tensor([[0., 0., 0., 1.],
                 [0., 0., 0., 1.]])
         """
-        size = self.batch_size
-        position = wrap_dim(dim, len(size) + 1, "pack: dim") - len(size) - 1
-        left = make_layout(self, position)
-        if layout is not None:
-            check_layout(layout, left)
-            left = PackLayout(layout.keys, layout.shapes, position, layout.nested, layout.device, layout.cls)
-        leaves = [self[key] for key in left.keys]
-        for key, leaf in zip(left.keys, leaves, strict=True):
-            if leaf.dtype != leaves[0].dtype:
-                raise TypeError(
-                    f"cannot pack leaves of different dtypes: key {left.keys[0]!r} has {leaves[0].dtype}, key {key!r} "
-                    f"has {leaf.dtype}; convert them first, for example with float()"
-                )
-        if not leaves:
-            packed = torch.zeros((*size, 0), device=self.device)
-        else:
-            # reshape(..., -1) raises for a batch without elements.
-            packed = torch.cat(
-                [leaf.reshape(*size, math.prod(leaf.shape[len(size) :])) for leaf in leaves], -1
-            )
-        return packed.movedim(-1, position), left
+        return pack_leaves(self, dim, layout)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> Any:
         """Pad ragged entries to the largest shape, and return a dense collection.
@@ -83,10 +58,4 @@ class PackMixin(Core):
                 [1., 1.]]), tensor([[ True, False],
                 [ True,  True]]))
         """
-        try:
-            result = pad_node(self, padding)
-            if mask_key is not None:
-                result.set(mask_key, make_mask(self, unravel_key_to_tuple(mask_key)))
-        except RecursionError as error:
-            raise DepthError(f"the levels are too many to be padded one inside the other: {error}") from error
-        return result
+        return pad_to_dense(self, padding, mask_key)

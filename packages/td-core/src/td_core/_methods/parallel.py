@@ -7,21 +7,8 @@ from typing import Any
 
 import torch
 
-from .._functions.joining import cat, stack
-from .._functions.operands import write_result
-from .._functions.parallel import (
-    Options,
-    batch_dim,
-    compute_chunks,
-    count_workers,
-    get_generator_device,
-    index_at,
-    is_shared,
-    iter_chunks,
-    run_chunks,
-)
+from .._functions.parallel import Options, iter_results, map_chunks
 from .._tree.node import Core
-from .._tree.views import is_leaf_or_value
 
 
 class ParallelMixin(Core):
@@ -78,33 +65,19 @@ class ParallelMixin(Core):
         >>> td.map(lambda chunk: chunk + 1, num_workers=0, chunksize=2)["a"]
         tensor([1, 2, 3, 4])
         """
-        dim = batch_dim(self, dim)
-        workers = count_workers(num_workers, pool)
-        positions = compute_chunks(self.batch_size[dim], chunksize, num_chunks, workers)
-        # Value nodes are not in shared memory, so workers cannot write to them.
-        has_targets = out is not None and not out.is_empty()
-        in_workers = (
-            has_targets
-            and is_shared(out)
-            and all(isinstance(entry, torch.Tensor) for entry in out.values(True, True, is_leaf_or_value))
+        options = Options(
+            num_workers,
+            chunksize,
+            num_chunks,
+            pool,
+            generator,
+            max_tasks_per_child,
+            worker_threads,
+            index_with_generator,
+            pbar,
+            mp_start_method,
         )
-        results = run_chunks(
-            fn,
-            iter_chunks(self, dim, positions, index_with_generator),
-            iter_chunks(out, dim, positions, False) if in_workers else [None] * len(positions),
-            workers,
-            Options(pool, generator, max_tasks_per_child, worker_threads, pbar, mp_start_method),
-        )
-        if has_targets:
-            for position, result in zip(positions, results, strict=True):
-                if not in_workers and result is not None:
-                    out.update_at_(result, index_at(dim, position))
-            return out
-        matches = [result for result in results if result is not None]
-        if not matches:
-            return out
-        joined = stack(matches, dim) if chunksize == 0 else cat(matches, dim)
-        return joined if out is None else write_result(out, joined.batch_size, joined)
+        return map_chunks(self, fn, dim, out, options)
 
     def map_iter(
         self,
@@ -132,17 +105,16 @@ class ParallelMixin(Core):
         >>> [int(part["a"]) for part in td.map_iter(lambda part: part * 2, num_workers=0, chunksize=0)]
         [0, 2, 4]
         """
-        dim = batch_dim(self, dim)
-        workers = count_workers(num_workers, pool)
-        size = self.batch_size[dim]
-        positions = compute_chunks(size, chunksize, num_chunks, workers)
-        if shuffle:
-            order = torch.randperm(size, generator=generator, device=get_generator_device(generator))
-            positions = [order[position] for position in positions]
-        return run_chunks(
-            fn,
-            iter_chunks(self, dim, positions, index_with_generator),
-            [None] * len(positions),
-            workers,
-            Options(pool, generator, max_tasks_per_child, worker_threads, pbar, mp_start_method),
+        options = Options(
+            num_workers,
+            chunksize,
+            num_chunks,
+            pool,
+            generator,
+            max_tasks_per_child,
+            worker_threads,
+            index_with_generator,
+            pbar,
+            mp_start_method,
         )
+        return iter_results(self, fn, dim, shuffle, options)
