@@ -91,7 +91,24 @@ class PrintedNode(NamedTuple):
         return PrintedNode([field for field in fields if field.key not in hidden], None, True)
 
 
+def print_collection(node: Core) -> str:
+    """Return the compact form of a collection, or the long form if the print options select it."""
+    options = SETTINGS.print_options
+    if options["compact"]:
+        return _print_compact(node, options)
+    return _render((node, 0, options), _print_long)
+
+
+def print_for_notebook(node: Core) -> str | None:
+    """Return the HTML of a collection, or None if the print options switch it off."""
+    if not SETTINGS.print_options["html"]:
+        return None
+    text = _render((None, node, None), _print_html) if has_entries(node) else html.escape(repr(node))
+    return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
+
+
 def print_leaf(key: str, child: object) -> PrintedLeaf:
+    """Return what is printed of an entry."""
     # The pytree functions of torch may store a result of any type in place of a leaf.
     if isinstance(child, Tensor):
         return PrintedLeaf(key, describe_leaf(child) if is_lazy(child) else child)
@@ -161,7 +178,8 @@ class _Line:
         self.short: str | None = text  # the text of the part on one line; None if that is too long
 
 
-def print_compact(root: Any, options: dict[str, Any]) -> str:
+def _print_compact(root: Core, options: dict[str, Any]) -> str:
+    """Return the compact form, with as many levels on a line as fit."""
     names: list[str] = []
     if options["show_batch_size"]:
         names.append(f"batch_size={_dims(root.batch_size)}")
@@ -273,13 +291,14 @@ def _break_lines(group: _Line, closer: str) -> Iterator[str]:
             open_(line, indent + 4, ending)
 
 
-def render(root: Any, pieces_of: Callable[..., list[object]]) -> str:
+def _render(root: Any, pieces_of: Callable[..., list[object]]) -> str:
     """Render a tree without recursion; ``pieces_of`` returns texts and argument tuples of nested nodes."""
     pieces = expand([root], lambda piece: () if isinstance(piece, str) else reversed(pieces_of(*piece)))
     return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-def print_long(node: Core, indent: int, options: dict[str, object]) -> list[object]:
+def _print_long(node: Core, indent: int, options: dict[str, object]) -> list[object]:
+    """Return the pieces of the long form of a node."""
     pad = " " * (indent + 4)
     fields, stack, is_declared, _ = node._print_node()
     fields = _sort_fields(fields, options)
@@ -373,7 +392,7 @@ _MUTED = 'style="opacity:0.7"'
 _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
-def print_html(field: PrintedLeaf | None, node: Any, parent: Core) -> list[object]:
+def _print_html(field: PrintedLeaf | None, node: Any, parent: Core) -> list[object]:
     """Return the HTML pieces of a node; ``field`` is its entry in the parent, None for the root."""
     options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from ..errors import StructureError
 from .broadcasting import align_columns, expand_to_match, find_longer_size
 from .flags import combine_flags, combine_logical
 from .operands import (
+    NUMBERS,
     CoreT,
     Operand,
     check_operand,
@@ -38,6 +40,8 @@ from .operands import (
     operand_leaves,
     raise_at_leaf,
     raise_foreign,
+    run_each_leaf,
+    write_result,
 )
 
 
@@ -55,11 +59,14 @@ def _make_extreme(tensors: str, number: str) -> Op:
     return Op(call_fused if of_tensors and of_numbers else None, call_single)
 
 
-def _both(leaf: Tensor, other: object) -> Tensor:
+def _and_elements(leaf: Tensor, other: object) -> Tensor:
+    """Compute the logical and with a number or tensor, which ``torch.logical_and`` accepts only as a tensor."""
     return torch.logical_and(leaf, torch.as_tensor(other, device=leaf.device))
 
 
 def _swap_operands(function: Callable[[object, object], object]) -> Op:
+    """Build the reflected operation of an operator of Python."""
+
     def call_single(leaf: Tensor, other: object) -> object:
         return function(other, leaf)
 
@@ -89,7 +96,7 @@ OPS: dict[str, Op] = {
         if row.dunder and row.reflected
     },
     **{name: this for row in OPERATIONS for name, this in _make_ops(row).items()},
-    "logical_and": Op(None, _both),
+    "logical_and": Op(None, _and_elements),
 }
 
 #: The operations that also combine values that are bools.
@@ -130,6 +137,21 @@ def apply_binary(node: CoreT, name: str, other: Operand, default: object = None)
 def apply_binary_inplace(node: CoreT, name: str, other: Operand) -> CoreT:
     """Combine each leaf with an operand in place; raise TypeError if it is not one."""
     return check_operand(combine_inplace(node, name, OPS[name], other), name, other)
+
+
+def clamp_elements(node: CoreT, min: Operand | None, max: Operand | None, out: object) -> CoreT:
+    """Clamp each element to an interval, see ``clamp``."""
+    if min is None and max is None:
+        raise TypeError("clamp() needs min, max or both; got neither")
+    if isinstance(min, NUMBERS) and isinstance(max, NUMBERS):
+        result = run_each_leaf("clamp", node, methodcaller("clamp", min, max))
+    else:
+        result = node if min is None else apply_binary(node, "clamp_min", min)
+        result = result if max is None else apply_binary(result, "clamp_max", max)
+    if out is None:
+        return result
+    written: CoreT = write_result(out, result.batch_size, result)
+    return written
 
 
 def compare(node: Core, name: str, symbol: str, other: Operand) -> object:
@@ -310,7 +332,7 @@ def _number_beside(leaf: Tensor, number: object) -> Tensor:
     return torch.as_tensor(number, dtype=dtype_beside(leaf.dtype, kind), device=leaf.device)
 
 
-def ternary(
+def apply_ternary(
     node: CoreT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
 ) -> CoreT:
     """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""

@@ -27,12 +27,13 @@ from .._plans.reductions import (
 from .._torch.dtypes import as_dtype
 from .._torch.kernels import foreach, make_op
 from .._tree.defaults import show_path
-from .._tree.node import Core, identity, make_dense
+from .._tree.node import Core, CoreT, identity, make_dense
 from .._tree.walks import has_entries, visit, zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
-from .operands import raise_at_entry, raise_at_leaf, transform
+from .joining import stack
+from .operands import raise_at_entry, raise_at_leaf, run_each_leaf, transform, write_result
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,7 +41,7 @@ Dims = Any  # an int or name, a tuple of these, None or NO_DEFAULT
 KeyTransform = Callable[[NestedKey], NestedKey]
 
 
-def reduction(name: str, what: str) -> Callable[..., Any]:
+def make_reduction(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a reduction with a ``dtype`` argument."""
 
     def method(
@@ -58,7 +59,7 @@ def reduction(name: str, what: str) -> Callable[..., Any]:
     return _document(method, name, what, "dtype: the dtype to compute in.")
 
 
-def deviation(name: str, what: str) -> Callable[..., Any]:
+def make_deviation(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a reduction with a ``correction`` argument."""
 
     def method(
@@ -79,7 +80,7 @@ def deviation(name: str, what: str) -> Callable[..., Any]:
     )
 
 
-def extreme(name: str, what: str) -> Callable[..., Any]:
+def make_plain_reduction(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a reduction with ``dim``, ``keepdim`` and ``reduce`` only."""
 
     def method(
@@ -90,7 +91,7 @@ def extreme(name: str, what: str) -> Callable[..., Any]:
     return _document(method, name, what, None)
 
 
-def with_indices(name: str, what: str) -> Callable[..., Any]:
+def make_indexed_reduction(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a reduction that returns values and indices."""
 
     def method(
@@ -142,7 +143,7 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
     return method
 
 
-def scan(name: str, what: str) -> Callable[..., Any]:
+def make_scan(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a cumulative operation that returns values and indices."""
 
     def method(self: Any, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
@@ -175,6 +176,7 @@ def scan(name: str, what: str) -> Callable[..., Any]:
 
 
 def _document(method: F, name: str, what: str, option: str | None) -> F:
+    """Set the name and the manual of a reduction; ``option`` describes the argument that others lack."""
     method.__name__ = name
     more = f"\n            {option}" if option else ""
     transform = (
@@ -204,7 +206,7 @@ def _document(method: F, name: str, what: str, option: str | None) -> F:
     return method
 
 
-NO_KEEPDIM = "{name}: dim='feature' has no keepdim=True, for leaves differ in how many dims that is"
+_NO_KEEPDIM = "{name}: dim='feature' has no keepdim=True, for leaves differ in how many dims that is"
 
 #: Reductions that take only one dim in torch.
 _ONE_DIM = frozenset({"prod"})
@@ -219,10 +221,11 @@ def _reduce(
     key_transform: KeyTransform | None,
     options: Mapping[str, object],
 ) -> object:
+    """Reduce a collection by the function ``name`` of tensors."""
     keep = keepdim is True
     if dim == "feature":
         if keep:
-            raise TypeError(NO_KEEPDIM.format(name=name))
+            raise TypeError(_NO_KEEPDIM.format(name=name))
         call = methodcaller(name, -1, **options)
         if reduce:
             return call(concat_features(node, name))
@@ -236,7 +239,7 @@ def _reduce(
         if reduce:
             return make(dims)(concat_elements(node, name, None if dims is None else dims[0]))
         result = transform(name, node, reduce_plan(tuple(node.batch_size), dims, keep, make))
-    return result if key_transform is None else with_keys(result, key_transform)
+    return result if key_transform is None else _rename_all_keys(result, key_transform)
 
 
 def reduce_bools(
@@ -256,7 +259,70 @@ def reduce_bools(
         raise_at_leaf(error, name, node, lambda value: bool(leaf(value)), leaves)
 
 
-def make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
+def compute_norms(
+    node: CoreT, out: object, dtype: DtypeLike | None, key_transform: KeyTransform | None
+) -> CoreT:
+    """Compute the 2-norm of each leaf, see ``norm``."""
+    leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=as_dtype(dtype))
+    if dtype is None and node._members_and_dim() is None and not torch.compiler.is_compiling():
+        leaf = _make_norm(node._leaves())
+    result = transform("norm", node, reduce_plan(tuple(node.batch_size), None, False, lambda dims: leaf))
+    if key_transform is not None:
+        result = _rename_all_keys(result, key_transform)
+    return result if out is None else write_result(out, result.batch_size, result)
+
+
+def reduce_by_logsumexp(node: CoreT, dim: Dims, keepdim: bool, out: object) -> CoreT:
+    """Compute the logarithm of the sum of exponentials over batch dims, see ``logsumexp``."""
+    dims = parse_dims(node, "logsumexp", dim)
+    if dims is None:
+        dims = tuple(range(len(node.batch_size)))
+    if dims:
+        make = make_call("logsumexp", keepdim, {})
+        result = transform("logsumexp", node, reduce_plan(tuple(node.batch_size), dims, keepdim, make))
+    else:  # torch reads an empty dims tuple as all dims
+        result = run_each_leaf("logsumexp", node, lambda leaf: leaf[None].logsumexp(0))
+    return result if out is None else write_result(out, result.batch_size, result)
+
+
+def compute_quantiles(
+    node: Core,
+    q: float | Tensor,
+    dim: Dims,
+    keepdim: bool | NoDefault,
+    interpolation: str,
+    reduce: bool | None,
+    key_transform: KeyTransform | None,
+) -> object:
+    """Compute quantiles over batch dims, feature dims or all dims, see ``quantile``."""
+    keep = keepdim is True
+
+    def call(value: Tensor, place: int) -> Tensor:
+        level = q.to(value.device, value.dtype) if isinstance(q, Tensor) else q
+        return torch.quantile(value, level, place, interpolation=interpolation)
+
+    front = len(q) if isinstance(q, Tensor) and q.ndim == 1 else None
+    if dim == "feature":
+        if keep:
+            raise TypeError(_NO_KEEPDIM.format(name="quantile"))
+        if reduce:
+            return call(concat_features(node, "quantile"), -1)
+        item = reduce_features(node, lambda value: call(value, -1), front)
+        result = item[0] if front is None else stack(item)
+    else:
+        dims = parse_dims(node, "quantile", dim)
+        make = make_single_dim_call(call, keep, front is not None)
+        if reduce:
+            return make(dims)(concat_elements(node, "quantile", None if dims is None else dims[0]))
+        # If leaves are reduced to one number per quantile, their first dim is not a batch dim.
+        plan = reduce_plan(
+            tuple(node.batch_size), dims, keep, make, None if dims is None and not keep else front
+        )
+        result = transform("quantile", node, plan)
+    return result if key_transform is None else _rename_all_keys(result, key_transform)
+
+
+def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
     """Return a function from a leaf to its norm; all norms are computed in one fused call if torch can."""
     try:
         result = dict(zip(map(id, leaves), foreach(_NORM, leaves), strict=True))
@@ -315,6 +381,7 @@ def parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
 
 
 def parse_dim(node: Any, name: str, dim: object) -> int:
+    """Convert a dim or its name to a non-negative batch dim."""
     if isinstance(dim, str):
         names = node.names
         if dim not in names:
@@ -357,7 +424,7 @@ def concat_elements(node: Core, name: str, dim: int | None) -> Tensor:
         ) from error
 
 
-def with_keys(result: Core, key_transform: KeyTransform) -> Any:
+def _rename_all_keys(result: Core, key_transform: KeyTransform) -> Any:
     """Rename every key, nested ones too, with ``key_transform``. Return plain collections."""
     renamed = make_dense({}, result.batch_size, result.device, result._names)
 

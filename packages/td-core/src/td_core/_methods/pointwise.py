@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from operator import methodcaller
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from .._functions.flags import invert
-from .._functions.operands import (
-    NUMBERS,
-    Operand,
-    check_operand,
-    combine,
-    combine_inplace,
-    run_each_leaf,
-    write_result,
-)
+from .._functions.operands import Operand, check_operand, combine, combine_inplace
 from .._functions.pointwise import (
     OPS,
     apply_binary,
+    apply_ternary,
     bind_value,
+    clamp_elements,
     make_augmented,
     make_binary,
     make_binary_inplace,
@@ -31,7 +24,6 @@ from .._functions.pointwise import (
     make_unary,
     make_unary_inplace,
     scale_operand,
-    ternary,
 )
 from .._torch.dtypes import ScalarBeside
 from .._torch.kernels import Op
@@ -163,11 +155,9 @@ class PointwiseMixin(Core):
     ) -> None:
         """Append a view of ``value`` per leaf, aligned with the batch dims, or ``scalar(leaf, value)`` if that is passed."""
         inner: Core = self._inner()
-        if inner is not self:
-            inner._broadcast_to_leaves(value, out, scalar)
-            return
         # Each entry of another kind, such as a lazy stack, has its own part of the value.
-        make_dense(dict(self._children()), self.batch_size)._broadcast_to_leaves(value, out, scalar)
+        target = make_dense(dict(self._children()), self.batch_size) if inner is self else inner
+        target._broadcast_to_leaves(value, out, scalar)
 
     def __invert__(self) -> Self:
         """Return the bitwise not of each element; for bools the logical not."""
@@ -262,17 +252,7 @@ class PointwiseMixin(Core):
         >>> TensorDict({"a": torch.arange(4)}).clamp(1, 2)["a"]
         tensor([1, 1, 2, 2])
         """
-        if min is None and max is None:
-            raise TypeError("clamp() needs min, max or both; got neither")
-        if isinstance(min, NUMBERS) and isinstance(max, NUMBERS):
-            result: Self = run_each_leaf("clamp", self, methodcaller("clamp", min, max))
-        else:
-            result = self if min is None else self.clamp_min(min)
-            result = result if max is None else apply_binary(result, "clamp_max", max)
-        if out is None:
-            return result
-        written: Self = write_result(out, result.batch_size, result)
-        return written
+        return clamp_elements(self, min, max, out)
 
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """Return ``self + weight * (end - self)``, leaf by leaf.
@@ -284,11 +264,11 @@ class PointwiseMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}).lerp(TensorDict({"a": torch.ones(2)}), 0.25)["a"]
         tensor([0.2500, 0.2500])
         """
-        return ternary(self, "lerp", OPS["lerp"], end, weight, keep_number=True)
+        return apply_ternary(self, "lerp", OPS["lerp"], end, weight, keep_number=True)
 
     def lerp_(self, end: Operand, weight: Operand) -> Self:
         """Interpolate each element towards ``end`` in place; return self. Arguments are those of :meth:`lerp`."""
-        return ternary(self, "lerp_", OPS["lerp_"], end, weight, keep_number=True)
+        return apply_ternary(self, "lerp_", OPS["lerp_"], end, weight, keep_number=True)
 
     def addcmul(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """Return ``self + value * other1 * other2``, leaf by leaf; operands are those of :meth:`lerp`.
@@ -297,7 +277,7 @@ class PointwiseMixin(Core):
         >>> td.addcmul(td, td, value=2)["a"]
         tensor([3., 3.])
         """
-        return ternary(self, "addcmul", bind_value(OPS["addcmul"], value), other1, other2)
+        return apply_ternary(self, "addcmul", bind_value(OPS["addcmul"], value), other1, other2)
 
     def addcmul_(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """Add ``value * other1 * other2`` in place; return self. Operands are those of :meth:`lerp`.
@@ -306,7 +286,7 @@ class PointwiseMixin(Core):
         >>> td.addcmul_(td.clone(), td.clone())["a"]
         tensor([2., 2.])
         """
-        return ternary(self, "addcmul_", bind_value(OPS["addcmul_"], value), other1, other2)
+        return apply_ternary(self, "addcmul_", bind_value(OPS["addcmul_"], value), other1, other2)
 
     def addcdiv(self, other1: Operand, other2: Operand, value: float | None = 1) -> Self:
         """Return ``self + value * other1 / other2``, leaf by leaf; operands are those of :meth:`lerp`.
@@ -315,8 +295,8 @@ class PointwiseMixin(Core):
         >>> td.addcdiv(td, td * 2)["a"]
         tensor([1.5000, 1.5000])
         """
-        return ternary(self, "addcdiv", bind_value(OPS["addcdiv"], value), other1, other2)
+        return apply_ternary(self, "addcdiv", bind_value(OPS["addcdiv"], value), other1, other2)
 
     def addcdiv_(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """Add ``value * other1 / other2`` in place; return self. Operands are those of :meth:`lerp`."""
-        return ternary(self, "addcdiv_", bind_value(OPS["addcdiv_"], value), other1, other2)
+        return apply_ternary(self, "addcdiv_", bind_value(OPS["addcdiv_"], value), other1, other2)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import html
-
 from torch import Tensor
 
 from .._convert.description import Description, describe
-from .._convert.printing import PrintedNode, print_compact, print_html, print_leaf, print_long, render
-from .._python.settings import SETTINGS
+from .._convert.printing import PrintedNode, print_collection, print_for_notebook, print_leaf
 from .._torch.dtypes import SHORT_NAMES
 from .._tree.defaults import unwrap_entry
 from .._tree.node import Core
-from .._tree.walks import has_entries
 
 
 class ReprMixin(Core):
@@ -22,17 +18,11 @@ class ReprMixin(Core):
 
     def __repr__(self) -> str:
         """Return the compact form, or the long form if :class:`td_core.set_printoptions` selects it."""
-        options = SETTINGS.print_options
-        if options["compact"]:
-            return print_compact(self, options)
-        return render((self, 0, options), print_long)
+        return print_collection(self)
 
     def _repr_html_(self) -> str | None:
         """Return a collapsible HTML tree with the size of each node in bytes; None if that option is off."""
-        if not SETTINGS.print_options["html"]:
-            return None
-        text = render((None, self, None), print_html) if has_entries(self) else html.escape(repr(self))
-        return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
+        return print_for_notebook(self)
 
     def describe(self) -> Description:
         """Return a table of the leaves: key, dtype, shape, size, share of the size, device, and what shares memory.

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from operator import methodcaller
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._functions.operands import run_each_leaf, transform, write_result
+from .._functions.operands import transform
 from .._functions.reductions import (
-    NO_KEEPDIM,
     Dims,
     KeyTransform,
-    concat_elements,
-    concat_features,
-    deviation,
-    extreme,
-    make_norm,
+    compute_norms,
+    compute_quantiles,
+    make_deviation,
+    make_indexed_reduction,
+    make_plain_reduction,
+    make_reduction,
+    make_scan,
     parse_dim,
-    parse_dims,
     reduce_bools,
-    reduce_features,
-    reduction,
-    scan,
-    with_indices,
-    with_keys,
+    reduce_by_logsumexp,
 )
-from .._plans.reductions import make_call, make_single_dim_call, reduce_plan, scan_plan
+from .._plans.reductions import scan_plan
 from .._torch.dtypes import as_dtype
 from .._tree.node import Core
 from ..typing import NO_DEFAULT, DtypeLike, NoDefault
@@ -41,19 +34,19 @@ class ReductionMixin(Core):
 
     __slots__ = ()
 
-    sum = reduction("sum", "the sum")
-    mean = reduction("mean", "the mean")
-    prod = reduction("prod", "the product")
-    nansum = reduction("nansum", "the sum of the elements that are not NaN")
-    nanmean = reduction("nanmean", "the mean of the elements that are not NaN")
-    std = deviation("std", "the standard deviation")
-    var = deviation("var", "the variance")
-    amax = extreme("amax", "the largest element")
-    amin = extreme("amin", "the smallest element")
-    max = with_indices("max", "the largest element")
-    min = with_indices("min", "the smallest element")
-    cummax = scan("cummax", "the cumulative maximum")
-    cummin = scan("cummin", "the cumulative minimum")
+    sum = make_reduction("sum", "the sum")
+    mean = make_reduction("mean", "the mean")
+    prod = make_reduction("prod", "the product")
+    nansum = make_reduction("nansum", "the sum of the elements that are not NaN")
+    nanmean = make_reduction("nanmean", "the mean of the elements that are not NaN")
+    std = make_deviation("std", "the standard deviation")
+    var = make_deviation("var", "the variance")
+    amax = make_plain_reduction("amax", "the largest element")
+    amin = make_plain_reduction("amin", "the smallest element")
+    max = make_indexed_reduction("max", "the largest element")
+    min = make_indexed_reduction("min", "the smallest element")
+    cummax = make_scan("cummax", "the cumulative maximum")
+    cummin = make_scan("cummin", "the cumulative minimum")
 
     def all(self, dim: int | str | None = None) -> Any:
         """Return True if all elements are true; with ``dim`` return a collection of bools.
@@ -93,13 +86,7 @@ class ReductionMixin(Core):
         >>> TensorDict({"a": torch.tensor([3.0, 4.0])}).norm()["a"]
         tensor(5.)
         """
-        leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=as_dtype(dtype))
-        if dtype is None and self._members_and_dim() is None and not torch.compiler.is_compiling():
-            leaf = make_norm(self._leaves())
-        result = transform("norm", self, reduce_plan(tuple(self.batch_size), None, False, lambda dims: leaf))
-        if key_transform is not None:
-            result = with_keys(result, key_transform)
-        return result if out is None else write_result(out, result.batch_size, result)
+        return compute_norms(self, out, dtype, key_transform)
 
     def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: object = None) -> Self:
         """Return the logarithm of the sum of exponentials, over batch dims.
@@ -113,15 +100,7 @@ class ReductionMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).logsumexp(0)["a"]
         tensor(0.6931)
         """
-        dims = parse_dims(self, "logsumexp", dim)
-        if dims is None:
-            dims = tuple(range(len(self.batch_size)))
-        if dims:
-            make = make_call("logsumexp", keepdim, {})
-            result = transform("logsumexp", self, reduce_plan(tuple(self.batch_size), dims, keepdim, make))
-        else:  # torch reads an empty dims tuple as all dims
-            result = run_each_leaf("logsumexp", self, lambda leaf: leaf[None].logsumexp(0))
-        return result if out is None else write_result(out, result.batch_size, result)
+        return reduce_by_logsumexp(self, dim, keepdim, out)
 
     def quantile(
         self,
@@ -149,32 +128,7 @@ class ReductionMixin(Core):
         >>> td.quantile(0.5, 0)["a"]
         tensor(2.)
         """
-        keep = keepdim is True
-        many = isinstance(q, Tensor) and q.ndim == 1
-
-        def call(value: Tensor, place: int) -> Tensor:
-            level = q.to(value.device, value.dtype) if isinstance(q, Tensor) else q
-            return torch.quantile(value, level, place, interpolation=interpolation)
-
-        front = len(q) if many else None  # type: ignore[arg-type]
-        if dim == "feature":
-            if keep:
-                raise TypeError(NO_KEEPDIM.format(name="quantile"))
-            if reduce:
-                return call(concat_features(self, "quantile"), -1)
-            item = reduce_features(self, lambda value: call(value, -1), front)
-            result = self.stack(item) if many else item[0]  # type: ignore[attr-defined]
-        else:
-            dims = parse_dims(self, "quantile", dim)
-            make = make_single_dim_call(call, keep, many)
-            if reduce:
-                return make(dims)(concat_elements(self, "quantile", None if dims is None else dims[0]))
-            # If leaves are reduced to one number per quantile, their first dim is not a batch dim.
-            plan = reduce_plan(
-                tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
-            )
-            result = transform("quantile", self, plan)
-        return result if key_transform is None else with_keys(result, key_transform)
+        return compute_quantiles(self, q, dim, keepdim, interpolation, reduce, key_transform)
 
     def softmax(self, dim: int | str, dtype: DtypeLike | None = None) -> Self:
         """Return the softmax along a batch dim.
