@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .._encode.inspection import Report, Tree
 from .._tree.buffers import as_memory, is_stored
-from .._tree.node import Core
+from .._tree.node import Core, CoreT
 from ..errors import CodecError, WorkerError
 from ..typing import NestedKey
 from .locations import Location, as_location, check_mode
-from .serializers import SERIALIZERS, Serializer, check_options
+from .serializers import SERIALIZERS, Serializer, check_options, list_options
 
 
 def save(data: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
@@ -55,6 +55,23 @@ def save(data: Core, path: Location | None, *, format: str | None = None, **opti
     return save_together(data, write, lambda: data, options.get("return_early"))
 
 
+def save_without_defaults(
+    data: CoreT,
+    path: Location | None,
+    format: str | None,
+    options: dict[str, object],
+    defaults: Mapping[str, object],
+) -> CoreT:
+    """Save a collection without the options that have one of the ``defaults`` and that the format lacks."""
+    known = list_options(SERIALIZERS.get(format), "save")
+    for name, default in defaults.items():
+        value = options.get(name, default)
+        if value is None or (value == default and known is not None and name not in known):
+            options.pop(name, None)
+    saved: CoreT = save(data, path, format=format, **options)
+    return saved
+
+
 def load(path: Location, *, format: str | None = None, **options: object) -> Any:
     """Load a collection.
 
@@ -77,7 +94,17 @@ def load(path: Location, *, format: str | None = None, **options: object) -> Any
     return load_into_class(None, path, format, options)
 
 
+def load_in_place(data: Core, path: Location, name: str | None, options: dict[str, object]) -> None:
+    """Copy a save into a collection."""
+    place = as_location(path)
+    serializer = SERIALIZERS.for_loading(place, name)
+    # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
+    check_options(serializer, "load_", options, "load")
+    serializer.load_(data, place, **options)
+
+
 def load_into_class(cls: type | None, path: Location, name: str | None, options: dict[str, object]) -> Any:
+    """Load a collection, as an instance of ``cls`` if that is not None."""
     serializer, location = _find(path, name, "load", options)
     return (
         serializer.load(location, **options) if cls is None else serializer.load_as(cls, location, **options)

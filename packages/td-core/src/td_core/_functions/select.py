@@ -15,11 +15,14 @@ from .._torch.arrays import as_tensor
 from .._torch.dtypes import keep_scalar
 from .._torch.kernels import Op, foreach, make_op
 from .._tree.components import join_components
+from .._tree.dim_names import set_batch_size
 from .._tree.node import Core, CoreT
+from .._tree.walks import visit
 from .._writes.check import LEAF_ERRORS
 from ..errors import BatchSizeError, StructureError
-from .broadcasting import align_collections
-from .operands import raise_at_leaf, run_each_leaf
+from .broadcasting import align_collections, expand_to_match, find_longer_size, stack_like
+from .operands import raise_at_leaf, reorder_like, run_each_leaf, write_result
+from .shape import adopt_result, check_adoptable, replace_node
 
 _WHERE = make_op("where", lambda leaf, mask, value: torch.where(mask, leaf, value))
 
@@ -35,6 +38,36 @@ def pad(
     root: Any = tensordict
     result: CoreT = root.pad(pad_size, value, inplace, safe)
     return result
+
+
+def pad_batch(node: CoreT, pad_size: Sequence[int], value: float, inplace: bool, safe: bool) -> CoreT:
+    """Pad the batch dims with constant elements, see ``pad`` of a collection."""
+    plan = elements.pad_plan(node.batch_size, pad_size, value)
+    if inplace:
+        check_adoptable(node, "pad")
+    if inplace and not safe and not node._is_value:
+        with node._edit_together():
+            for key, child in dict(node._children()).items():
+                if isinstance(child, Tensor):
+                    node._set_child(key, plan.leaf(child))
+                else:
+                    place = partial(node._set_child, key)
+                    visit(partial(replace_node, node, False), child, child._transform(plan), place)
+            set_batch_size(node, torch.Size(plan.lead))
+        return node
+    result = node._transform(plan)
+    return adopt_result(node, result, "pad") if inplace else result
+
+
+def gather_elements(node: CoreT, dim: int, index: Tensor, out: object, inplace: bool) -> CoreT:
+    """Gather elements along a batch dim, see ``gather``."""
+    if out is not None and inplace:
+        raise ValueError("gather() writes into out= or, with inplace=True, into this collection; got both")
+    result = node._transform(elements.gather_plan(node.batch_size, dim, index))
+    if out is not None:
+        written: CoreT = write_result(out, result.batch_size, result)
+        return written
+    return adopt_result(node, result, "gather") if inplace else result
 
 
 def apply_masked(name: str, node: Core, this: Op, mask: Tensor, value: float | complex) -> Any:
@@ -98,7 +131,49 @@ def _fits_first_dims(mask: Tensor, batch_size: torch.Size) -> bool:
     return mask.ndim <= len(batch_size) and all(a in (1, b) for a, b in zip(mask.shape, batch_size))
 
 
-def broadcast_condition(
+def choose_elements(
+    node: CoreT,
+    condition: object,
+    other: Tensor | Core | float,
+    out: Any,
+    pad: float | bool | None,
+    update_batch_size: bool,
+) -> CoreT:
+    """Select elements of ``node`` where a condition is true, and of ``other`` elsewhere; see ``where``."""
+    longer, given = None, node.batch_size
+    if isinstance(other, Core):
+        given = other.batch_size
+        longer = None if given == node.batch_size else find_longer_size(node, other)
+    mask, size = _broadcast_condition(condition, node.batch_size, given, longer)
+    result: CoreT
+    if not isinstance(other, Core):
+        left = node if size == node.batch_size else node.expand(size)
+        result = _select_or_value(left, other, mask)
+    else:
+        right = expand_to_match(other, node, size)
+        left = expand_to_match(node, other, size)
+        if pad is not None:
+            fill = partial(torch.full_like, fill_value=pad)
+            left, right = reorder_like(left, right, fill), reorder_like(right, left, fill)
+        is_even = other.batch_size == node.batch_size
+        try:
+            result = _select_aligned(left, right, mask, is_even)
+        except StructureError:
+            stacked = stack_like(left, right)
+            if stacked is left:
+                raise
+            result = _select_aligned(stacked, right, mask, is_even)
+    if out is None:
+        return result
+    if update_batch_size and out.batch_size != size:
+        out.update(result, update_batch_size=True)
+    else:
+        write_result(out, size, result, inplace=False)
+    written: CoreT = out
+    return written
+
+
+def _broadcast_condition(
     condition: object, batch_size: torch.Size, other_size: torch.Size, longer: torch.Size | None
 ) -> tuple[Tensor, torch.Size]:
     """Expand the condition of ``where`` to the batch size of the result, and return both."""
@@ -135,7 +210,7 @@ def _expand_to_leaf(leaf: Tensor, value: Any) -> Tensor:
     return as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
 
 
-def select_or_value(node: Any, value: object, condition: Tensor) -> Any:
+def _select_or_value(node: Any, value: object, condition: Tensor) -> Any:
     """Select elements of ``node`` where ``condition`` is true, and of a number or tensor elsewhere."""
     if isinstance(value, (int, float, complex)):
         try:
@@ -163,7 +238,7 @@ def select_or_value(node: Any, value: object, condition: Tensor) -> Any:
     return _select_nodes(node, other, condition)
 
 
-def select_aligned(left: Core, right: Core, condition: Tensor, is_even: bool) -> Any:
+def _select_aligned(left: Core, right: Core, condition: Tensor, is_even: bool) -> Any:
     """Select between collections of one batch size; ``is_even``: neither was expanded to it."""
     if not is_even:
         left, right = align_collections(left, right)
@@ -179,6 +254,7 @@ def _select_nodes(chosen: Any, otherwise: object, condition: Tensor, has_same_si
 
 
 def _select_holders(takes_whole: bool | None, chosen: Any, otherwise: object, condition: Tensor) -> object:
+    """Select elements of nodes that hold entries; ``takes_whole``: see :class:`elements.Where`."""
     plan = elements.Where(condition, takes_whole)
     left: list[Tensor] = []
     right: list[Tensor] = []

@@ -9,22 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._encode.value_codec import is_same_value
+from .._plans import shapes
 from .._plans.elements import append_dims
 from .._plans.plans import ShapePlan, as_ints
+from .._torch.dtypes import as_dtype
 from .._torch.private import functorch_level, get_base
-from .._tree.defaults import unwrap_entry
+from .._tree.defaults import has_lazy_stack, unwrap_entry
+from .._tree.dim_names import set_batch_size
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, CoreT
-from .._tree.walks import has_entries, visit
+from .._tree.ragged import build_dense, list_dense_entries
+from .._tree.walks import has_entries, map_levels, visit
+from .._writes.check import LEAF_ERRORS
 from ..errors import StructureError
-from ..typing import NestedKey
+from ..typing import DtypeLike, NestedKey
 from .locking import do_nothing, undo_on_exit, write_back_on_exit
+from .operands import raise_at_leaf
 
 #: A node, its result of an operation, and a function that stores the result in place of the node.
 Replacement = tuple[Any, Any, Callable[[Any], None]]
@@ -44,16 +51,51 @@ def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = N
         raise TypeError(f"{what}() takes ints, or one sequence of ints; got {args[0]!r}") from None
 
 
+def view_batch(
+    node: CoreT,
+    shape: tuple[Any, ...],
+    size: Sequence[int] | None,
+    batch_size: torch.Size | None,
+    dtype: DtypeLike | None,
+) -> CoreT:
+    """View the batch dims in another shape, or the bits of every leaf as another dtype; see ``view``."""
+    if size is not None or not shape or type(shape[0]) is not int:
+        if len(shape) == 1 and dtype is None and isinstance(as_dtype(shape[0]), torch.dtype):
+            (dtype,), shape = shape, ()
+        if dtype is not None and not shape and size is None:
+            seen_as = methodcaller("view", as_dtype(dtype))
+            try:
+                seen: CoreT = node.apply(seen_as, batch_size=batch_size)
+                return seen
+            except LEAF_ERRORS as error:
+                raise_at_leaf(error, "view", node, seen_as, node._leaves())
+        shape = parse_ints("view", shape, size)
+    if batch_size is not None or dtype is not None:
+        raise TypeError("view() takes a dtype, with batch_size=, or new batch dims (size=); it got both")
+    result = node._transform(shapes.view_plan(node.batch_size, shape))
+    return write_back_on_exit(result, node, write_reshaped)
+
+
 def as_canonical(leaf: Tensor) -> Tensor:
+    """Return a contiguous leaf whose dims of size one have the strides of a new tensor."""
     leaf = leaf.contiguous()
     return leaf.view(-1).view(leaf.shape) if 1 in leaf.shape else leaf
 
 
 def write_reshaped(owner: Core, result: Any) -> None:
+    """Write the result of an operation back to its source, in the shape of the source."""
     write_back(owner, result.reshape(owner.batch_size))
 
 
+def finish_reshape(node: CoreT, result: CoreT, what: str, inplace: bool) -> CoreT:
+    """Let a node take over a result of another batch shape, or return one that a ``with`` block writes back."""
+    if inplace:
+        return adopt_result(node, result, what)
+    return write_back_on_exit(result, node, write_reshaped)
+
+
 def _write_permuted(owner: object, result: Any, plan: ShapePlan) -> None:
+    """Write a permuted result back to its source, in the order of the source."""
     write_back(owner, result.permute([plan.sources.index(dim) for dim in range(plan.n)]))
 
 
@@ -63,6 +105,7 @@ def write_back(owner: object, result: object) -> None:
 
 
 def _write_entries(owner: Core, result: Core) -> Iterator[tuple[object, object]]:
+    """Write the changed entries of one node back, and yield the pairs of nodes below."""
     same_size = owner.batch_size == result.batch_size
     for node, part in owner._zip_members(result) if same_size else [(owner, result)]:
         for key in list(part._children()):
@@ -113,7 +156,31 @@ def same_memory(left: Tensor, value: Tensor) -> bool:
     return same and left.dtype == value.dtype and left.is_conj() == value.is_conj()
 
 
-def expand_leaf(key: NestedKey, leaf: Tensor, other: object) -> Tensor:
+def expand_like(node: CoreT, other: Core | Tensor) -> CoreT:
+    """Expand a collection to a tensor, or level by level to another collection; see ``expand_as``."""
+    if isinstance(other, Tensor):
+        return node.expand(other.shape)
+    result = node.expand(other.batch_size)
+    for key in list(result.keys(True)):
+        level = result.get(key)
+        goal = other.get(key, None)
+        # A tensorclass returns bare Python values for value nodes, which are not expanded.
+        nodes = all(isinstance(item, Core) for item in (level, goal))
+        if not nodes or level.batch_size == goal.batch_size:
+            continue
+        if len(goal.batch_size) < len(level.batch_size):
+            level.batch_size = goal.batch_size
+        else:
+            level = level.expand(goal.batch_size)
+        result._set_path(key, level)
+    expanded: CoreT = result.named_apply(
+        _expand_leaf, other, nested_keys=True, default=None, filter_empty=False
+    )
+    return expanded
+
+
+def _expand_leaf(key: NestedKey, leaf: Tensor, other: object) -> Tensor:
+    """Expand a leaf to the shape of the leaf under the same key, if there is one."""
     if not isinstance(other, Tensor):
         return leaf
     try:
@@ -172,15 +239,42 @@ def expand_as_right(tensor: Any, dest: Any) -> Any:
 
 
 def apply_permutation(node: CoreT, plan: ShapePlan) -> CoreT:
+    """Permute the batch dims, and write changes of the result back in a ``with`` block."""
     return write_back_on_exit(node._transform(plan), node, _write_permuted, plan)
 
 
-def at_least(node: CoreT, ndim: int) -> CoreT:
+def prepend_dims(node: CoreT, ndim: int) -> CoreT:
+    """Prepend batch dims of size one until there are ``ndim``."""
     missing = ndim - len(node.batch_size)
     if missing <= 0:
         return node if torch.compiler.is_compiling() else undo_on_exit(node, do_nothing)
     result: CoreT = node._index((None,) * missing)
     return write_back_on_exit(result, node, write_reshaped)
+
+
+def stack_lazy_levels(node: CoreT, layout: torch.layout) -> CoreT:
+    """Stack every lazy stack, with nested tensors of ``layout`` for ragged entries; see ``densify``."""
+    if not has_lazy_stack(node):
+        return node._with_children(node._children())
+    result: CoreT = map_levels(node, partial(list_dense_entries, layout=layout), make=build_dense)
+    return result
+
+
+def take_over_entries(node: Any, result: Core) -> list[Replacement] | None:
+    """Give a node the entries, batch size and names of a result, see ``_take_over`` of a kind."""
+    if not has_entries(result):
+        return None
+    held = node._children()
+    below: list[Replacement] = []
+    for key, child in dict(result._children()).items():
+        old = None if isinstance(child, Tensor) else held.get(key)
+        if isinstance(old, Core):
+            below.append((old, child, partial(node._set_child, key)))
+        else:
+            node._set_child(key, child)
+    set_batch_size(node, result.batch_size)
+    node._names = result._names
+    return below
 
 
 def adopt_result(node: CoreT, result: CoreT, what: str, *, dense: bool = False) -> CoreT:

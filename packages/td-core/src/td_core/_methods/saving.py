@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar, overload
 
 from .._encode.node_kinds import as_named
-from .._formats.locations import Location, as_location, show_location
-from .._formats.saving import bind_options, load_into_class, save
+from .._formats.locations import Location, show_location
+from .._formats.saving import bind_options, load_in_place, load_into_class, save_without_defaults
 from .._formats.saving import open as open_saved
-from .._formats.serializers import SERIALIZERS, check_options, list_options
 from .._tree.buffers import list_row_blocks
 from .._tree.node import Core
 from ..errors import BatchSizeError
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 
 SelfT = TypeVar("SelfT", bound="SaveMixin")
+
+_DEFAULTS = {item.name: item.default for item in dataclasses.fields(MemmapOptions)}
 
 
 class SaveMixin(Core):
@@ -61,13 +62,7 @@ class SaveMixin(Core):
         """
         if copy_existing:
             options["copy_existing"] = copy_existing
-        known = list_options(SERIALIZERS.get(format), "save")
-        for item in dataclasses.fields(MemmapOptions):
-            value = options.get(item.name, item.default)
-            if value is None or (value == item.default and known is not None and item.name not in known):
-                options.pop(item.name, None)
-        saved: Self = save(self, prefix, format=format, **options)
-        return saved
+        return save_without_defaults(self, prefix, format, options, _DEFAULTS)
 
     dumps = save
 
@@ -126,10 +121,5 @@ class SaveMixin(Core):
 
         The option ``robust_key`` can be passed by position.
         """
-        options = bind_options(args, kwargs, ("robust_key",))
-        place = as_location(prefix)
-        serializer = SERIALIZERS.for_loading(place, format)
-        # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
-        check_options(serializer, "load_", options, "load")
-        serializer.load_(self, place, **options)
+        load_in_place(self, prefix, format, bind_options(args, kwargs, ("robust_key",)))
         return self

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from .._functions.broadcasting import expand_to_match, find_longer_size, stack_like
-from .._functions.operands import reorder_like, write_result
 from .._functions.select import (
     apply_masked,
     as_mask,
-    broadcast_condition,
     broadcast_mask,
     check_fill,
-    select_aligned,
-    select_or_value,
+    choose_elements,
+    gather_elements,
+    pad_batch,
 )
-from .._functions.shape import adopt_result, check_adoptable, replace_node
-from .._plans import elements
+from .._functions.shape import adopt_result
 from .._torch.kernels import make_op
-from .._tree.dim_names import set_batch_size
 from .._tree.node import Core
-from .._tree.walks import visit
 from .._writes.inplace import write_leaves
-from ..errors import StructureError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,15 +53,7 @@ class SelectMixin(Core):
         tensor([[1],
                 [4]])
         """
-        if out is not None and inplace:
-            raise ValueError(
-                "gather() writes into out= or, with inplace=True, into this collection; got both"
-            )
-        result = self._transform(elements.gather_plan(self.batch_size, dim, index))
-        if out is not None:
-            written: Self = write_result(out, result.batch_size, result)
-            return written
-        return adopt_result(self, result, "gather") if inplace else result
+        return gather_elements(self, dim, index, out, inplace)
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """Select the elements where a mask is true; the masked dims become one batch dim.
@@ -148,36 +132,7 @@ class SelectMixin(Core):
         >>> td.where(torch.tensor([True, False, True]), -1)["a"]
         tensor([ 0, -1,  2])
         """
-        longer, given = None, self.batch_size
-        if isinstance(other, Core):
-            given = other.batch_size
-            longer = None if given == self.batch_size else find_longer_size(self, other)
-        condition, size = broadcast_condition(condition, self.batch_size, given, longer)
-        if not isinstance(other, Core):
-            left = self if size == self.batch_size else self.expand(size)
-            result: Self = select_or_value(left, other, condition)
-        else:
-            right = expand_to_match(other, self, size)
-            left = expand_to_match(self, other, size)
-            if pad is not None:
-                fill = partial(torch.full_like, fill_value=pad)
-                left, right = reorder_like(left, right, fill), reorder_like(right, left, fill)
-            is_even = other.batch_size == self.batch_size
-            try:
-                result = select_aligned(left, right, condition, is_even)
-            except StructureError:
-                stacked = stack_like(left, right)
-                if stacked is left:
-                    raise
-                result = select_aligned(stacked, right, condition, is_even)
-        if out is None:
-            return result
-        if update_batch_size and out.batch_size != size:
-            out.update(result, update_batch_size=True)
-        else:
-            write_result(out, size, result, inplace=False)
-        written: Self = out
-        return written
+        return choose_elements(self, condition, other, out, pad, update_batch_size)
 
     def pad(
         self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
@@ -197,18 +152,4 @@ class SelectMixin(Core):
         >>> TensorDict({"a": torch.arange(2)}, [2]).pad([1, 2], value=9)["a"]
         tensor([9, 0, 1, 9, 9])
         """
-        plan = elements.pad_plan(self.batch_size, pad_size, value)
-        if inplace:
-            check_adoptable(self, "pad")
-        if inplace and not safe and not self._is_value:
-            with self._edit_together():
-                for key, child in dict(self._children()).items():
-                    if isinstance(child, Tensor):
-                        self._set_child(key, plan.leaf(child))
-                    else:
-                        place = partial(self._set_child, key)
-                        visit(partial(replace_node, self, False), child, child._transform(plan), place)
-                set_batch_size(self, torch.Size(plan.lead))
-            return self
-        result = self._transform(plan)
-        return adopt_result(self, result, "pad") if inplace else result
+        return pad_batch(self, pad_size, value, inplace, safe)

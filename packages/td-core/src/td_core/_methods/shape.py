@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from operator import methodcaller
 from typing import Any
 
 import torch
@@ -12,28 +10,25 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .._functions.locking import write_back_on_exit
-from .._functions.operands import raise_at_leaf
 from .._functions.shape import (
     Replacement,
     adopt_result,
     apply_permutation,
     as_canonical,
-    at_least,
-    expand_leaf,
+    expand_like,
+    finish_reshape,
     parse_ints,
+    prepend_dims,
+    stack_lazy_levels,
+    take_over_entries,
+    view_batch,
     write_reshaped,
 )
 from .._plans import shapes
 from .._plans.index import plan_index
 from .._plans.plans import WholePlan, check_ints
-from .._torch.dtypes import as_dtype
 from .._tree.buffers import index_leaves
-from .._tree.defaults import has_lazy_stack
-from .._tree.dim_names import set_batch_size
 from .._tree.node import Core
-from .._tree.ragged import build_dense, list_dense_entries
-from .._tree.walks import has_entries, map_levels
-from .._writes.check import LEAF_ERRORS
 from ..typing import DtypeLike
 
 
@@ -47,20 +42,7 @@ class ShapeMixin(Core):
 
         Return the nodes below that take over a result themselves.
         """
-        if not has_entries(result):
-            return None
-        held = self._children()
-        below: list[Replacement] = []
-        for key, child in dict(result._children()).items():
-            old = None if isinstance(child, Tensor) else held.get(key)
-            if isinstance(old, Core):
-                below.append((old, child, partial(self._set_child, key)))
-            else:
-                self._set_child(key, child)
-        set_batch_size(self, result.batch_size)
-        node: Any = self  # the kind has the slot
-        node._names = result._names
-        return below
+        return take_over_entries(self, result)
 
     def _index(self, index: object) -> Any:
         return index_leaves(self, plan_index(index, self.batch_size))
@@ -90,21 +72,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).view(-1)["a"].shape
         torch.Size([6, 4])
         """
-        if size is not None or not shape or type(shape[0]) is not int:
-            if len(shape) == 1 and dtype is None and isinstance(as_dtype(shape[0]), torch.dtype):
-                (dtype,), shape = shape, ()
-            if dtype is not None and not shape and size is None:
-                seen_as = methodcaller("view", as_dtype(dtype))
-                try:
-                    seen: Self = self.apply(seen_as, batch_size=batch_size)
-                    return seen
-                except LEAF_ERRORS as error:
-                    raise_at_leaf(error, "view", self, seen_as, self._leaves())
-            shape = parse_ints("view", shape, size)
-        if batch_size is not None or dtype is not None:
-            raise TypeError("view() takes a dtype, with batch_size=, or new batch dims (size=); it got both")
-        result = self._transform(shapes.view_plan(self.batch_size, shape))
-        return write_back_on_exit(result, self, write_reshaped)
+        return view_batch(self, shape, size, batch_size, dtype)
 
     def reshape(self, *args: object, size: Sequence[int] | None = None, inplace: bool = False) -> Self:
         """Reshape the batch dims; the result is a view if the strides allow it.
@@ -142,12 +110,9 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten()["a"].shape
         torch.Size([6, 4])
         """
-        start = 0 if start_dim is None else start_dim
-        end = -1 if end_dim is None else end_dim
+        start, end = 0 if start_dim is None else start_dim, -1 if end_dim is None else end_dim
         result = self._transform(shapes.flatten_plan(self.batch_size, start, end))
-        if inplace:
-            return adopt_result(self, result, "flatten")
-        return write_back_on_exit(result, self, write_reshaped)
+        return finish_reshape(self, result, "flatten", inplace)
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
         """Split one batch dim into several.
@@ -167,9 +132,7 @@ class ShapeMixin(Core):
         torch.Size([2, 3, 4])
         """
         result = self._transform(shapes.unflatten_plan(self.batch_size, dim, unflattened_size))
-        if inplace:
-            return adopt_result(self, result, "unflatten")
-        return write_back_on_exit(result, self, write_reshaped)
+        return finish_reshape(self, result, "unflatten", inplace)
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
         """Remove batch dims of size one.
@@ -292,25 +255,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 1)}, [2]).expand_as(TensorDict({"a": torch.zeros(2, 3)}, [2]))["a"].shape
         torch.Size([2, 3])
         """
-        if isinstance(other, Tensor):
-            return self.expand(other.shape)
-        result = self.expand(other.batch_size)
-        for key in list(result.keys(True)):
-            level = result.get(key)
-            goal = other.get(key, None)
-            # A tensorclass returns bare Python values for value nodes, which are not expanded.
-            nodes = all(isinstance(item, Core) for item in (level, goal))
-            if not nodes or level.batch_size == goal.batch_size:
-                continue
-            if len(goal.batch_size) < len(level.batch_size):
-                level.batch_size = goal.batch_size
-            else:
-                level = level.expand(goal.batch_size)
-            result._set_path(key, level)
-        expanded: Self = result.named_apply(
-            expand_leaf, other, nested_keys=True, default=None, filter_empty=False
-        )
-        return expanded
+        return expand_like(self, other)
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """Return a view expanded to ``shape``: numpy's name for :meth:`expand`.
@@ -380,7 +325,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": 1}).atleast_1d().batch_size
         torch.Size([1])
         """
-        return at_least(self, 1)
+        return prepend_dims(self, 1)
 
     def atleast_2d(self) -> Self:
         """Prepend batch dims of size one until the collection has at least two batch dims.
@@ -388,7 +333,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_2d().batch_size
         torch.Size([1, 3])
         """
-        return at_least(self, 2)
+        return prepend_dims(self, 2)
 
     def atleast_3d(self) -> Self:
         """Prepend batch dims of size one until the collection has at least three batch dims.
@@ -396,7 +341,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_3d().batch_size
         torch.Size([1, 1, 3])
         """
-        return at_least(self, 3)
+        return prepend_dims(self, 3)
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Return a dense collection whose leaves are contiguous; contiguous leaves are shared, not copied.
@@ -432,7 +377,4 @@ class ShapeMixin(Core):
         >>> stack.densify(torch.jagged)["a"].is_nested
         True
         """
-        if not has_lazy_stack(self):
-            return self._with_children(self._children())
-        result: Self = map_levels(self, partial(list_dense_entries, layout=layout), make=build_dense)
-        return result
+        return stack_lazy_levels(self, layout)
