@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
@@ -26,7 +27,7 @@ from .._tree.coerce import WRAPPED, coerce
 from .._tree.components import has_same_components
 from .._tree.defaults import check_keys, clone_detached, get_lead, show_path, unwrap_entry
 from .._tree.locks import check_unlocked
-from .._tree.node import LEAF_KINDS, Child, Core, get_all_entries, make_dense, replace_leaves
+from .._tree.node import LEAF_KINDS, Child, Core, CoreT, get_all_entries, make_dense, replace_leaves
 from .._tree.ragged import get_display_shape
 from .._tree.roles import in_role, role
 from .._tree.walks import has_entries, visit
@@ -34,7 +35,7 @@ from .._writes.check import check_writable
 from .._writes.pair import try_copy_leaves
 from .._writes.run import Transaction
 from .._writes.update import Update, write_entry
-from ..errors import FormatError, StructureError
+from ..errors import FormatError, KeyPathError, StructureError
 
 FORMAT = "state_dict/2"
 _META = {"batch_size", "device"}
@@ -52,7 +53,59 @@ class _Level:
     entries: dict[str, Entry] = field(default_factory=dict)
 
 
-def try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
+def write_state_dict(
+    root: Core, destination: Any, prefix: str, keep_vars: bool, flatten: bool
+) -> OrderedDict[str, Any]:
+    """Write the leaves into an OrderedDict, see ``state_dict``."""
+    target: Any = OrderedDict() if destination is None else destination
+    if not hasattr(target, "_metadata"):
+        target._metadata = OrderedDict()
+    entries, out, before = _write_level(root, target, prefix.removesuffix(".")), target, prefix
+    above: list[Any] = []
+    # By hand: the row `state_dict` of benchmarks/ops.py.
+    while True:
+        for key, child in entries:
+            name = before + key
+            if not isinstance(child, Tensor) and isinstance(child := unwrap_entry(child), Core):
+                above.append((entries, out, before))
+                if flatten:
+                    if name in out._metadata and (not has_entries(child) or child._children()):
+                        raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
+                    entries, before = _write_level(child, out, name), name + "."
+                else:
+                    out[name] = nested = OrderedDict()  # type: ignore[var-annotated]
+                    nested._metadata = OrderedDict()  # type: ignore[attr-defined]
+                    entries, out, before = _write_level(child, nested, ""), nested, ""
+                break
+            if name in out:
+                raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
+            out[name] = child if keep_vars else child.detach()
+        else:
+            if not above:
+                return target  # type: ignore[no-any-return]
+            entries, out, before = above.pop()
+
+
+def load_state(
+    root: CoreT, state_dict: Mapping[str, Any], strict: bool, assign: bool, from_flatten: bool | None
+) -> CoreT:
+    """Copy a state dict into the leaves, see ``load_state_dict``."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"a state dict is a mapping; got {type(state_dict).__name__}")
+    if not assign and from_flatten is not False and _try_load_whole(root, state_dict):
+        return root
+    level = _parse_state(root, state_dict, from_flatten)
+    is_value = not has_entries(root)
+    if is_value:
+        return root.update_(_build_value(root, level, assign))
+    load = _Load(root, strict, assign)
+    with torch.no_grad():
+        load.read(level)
+        load.writes.commit()
+    return root
+
+
+def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     """Load a state dict with the keys and metadata of ``root.state_dict()`` in one call. Return False for any other."""
     metadata = getattr(state_dict, "_metadata", None) or {}
     targets: dict[str, Tensor] = {}
@@ -83,15 +136,15 @@ def _is_described(node: Core, meta: dict[str, object] | None) -> bool:
         and meta.keys() == _META
         and meta["batch_size"] == node.batch_size
         and meta["device"] == node.device
-        and _record(node) is None
+        and _make_record(node) is None
     )
 
 
-def write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]:
+def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]:
     """Write the metadata of a node, and return an iterator over its entries."""
     meta: dict[str, object] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
-    record = _record(node)
+    record = _make_record(node)
     if record is None:
         return iter(dict(get_all_entries(node)).items())
     get_all_entries(node)  # raises for entries that only some members have, which a record does not hold
@@ -101,19 +154,19 @@ def write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]
     return iter(record.entries.items())
 
 
-def _record(node: Core) -> Record | None:
+def _make_record(node: Core) -> Record | None:
     """Return the record of a node for a state dict, or None if its entries describe it completely."""
     kind = KINDS.of(node)
     return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or node._is_value else None
 
 
-def _entries(node: Core) -> Mapping[str, Child]:
+def _list_entries(node: Core) -> Mapping[str, Child]:
     """Return the entries of a node in a state dict."""
-    record = _record(node)
+    record = _make_record(node)
     return dict(node._children()) if record is None else record.entries
 
 
-def parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:
+def _parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:
     """Parse a state dict of any layout into a tree of ``_Level``."""
     metadata = getattr(state_dict, "_metadata", None)
     if from_flatten is None:
@@ -151,12 +204,13 @@ def parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool 
 
 
 def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _Level:
+    """Parse a state dict with dotted keys."""
     # Keys of the target may contain dots, so match its dotted names before splitting a name at dots.
     known: dict[str, tuple[str, ...]] = {}
 
     def collect(node: Core, path: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
         known.setdefault(".".join(path), path)
-        for key, child in _entries(node).items():
+        for key, child in _list_entries(node).items():
             if isinstance(unwrap_entry(child), Tensor):
                 known.setdefault(".".join((*path, key)), (*path, key))
             else:
@@ -186,6 +240,7 @@ def _is_sentinel(key: str, value: object) -> bool:
 
 
 def _descend(level: _Level, path: tuple[str, ...], name: str) -> _Level:
+    """Return the level at a path below a level; create the levels that are missing. ``name`` is for messages."""
     for part in path:
         below = level.entries.setdefault(part, _Level())
         if not isinstance(below, _Level):
@@ -195,12 +250,13 @@ def _descend(level: _Level, path: tuple[str, ...], name: str) -> _Level:
 
 
 def _check_tensor(value: object, path: tuple[str, ...]) -> Tensor:
+    """Return a value, or raise FormatError if it is not a tensor."""
     if not isinstance(value, Tensor):
         raise FormatError(f"{show_path(path)} of the state dict is a {type(value).__name__}, not a tensor")
     return value
 
 
-class Load:
+class _Load:
     """One ``load_state_dict``: :meth:`read` checks a parsed state dict and adds its writes to the transaction."""
 
     def __init__(self, target: Core, strict: bool, assign: bool) -> None:
@@ -238,7 +294,7 @@ class Load:
         grows = grows and node._schema.can_grow
         self.levels.append((node, level.meta))
         self._check_metadata(node, level, path)
-        record, entries = _record(node), _entries(node)
+        record, entries = _make_record(node), _list_entries(node)
         values = _get_node_values(node, level)
         self._check_batch_sizes(node, level, entries, path, grows)
         for key, child in entries.items():
@@ -247,7 +303,7 @@ class Load:
             if provided is None:
                 # The key is not missing if the metadata has one value for the batch and the collection one per element.
                 is_given = key in values and isinstance(child, Core) and not has_entries(child)
-                self.missing.extend(() if is_given else _leaf_names(child, prefix))
+                self.missing.extend(() if is_given else _list_leaf_names(child, prefix))
             elif isinstance(child, Tensor) and isinstance(provided, Tensor):
                 self._read_leaf(node, key, child, provided, prefix, grows)
             elif (problem := _find_difference(child, provided)) is not None:
@@ -263,6 +319,7 @@ class Load:
                 self._add(node, key, (value,))
 
     def _check_metadata(self, node: Core, level: _Level, path: tuple[str, ...]) -> None:
+        """Add an error if the devices differ."""
         device = level.meta.get("device")
         if device is not None and node.device is not None and torch.device(device) != node.device:
             self.wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
@@ -285,7 +342,7 @@ class Load:
         if self.assign:
             if not grows and role(provided) != role(child):
                 provided = in_role(provided.detach(), role(child))
-            self.writes.change(_apply, node, key, True, provided)
+            self.writes.change(_store_entry, node, key, True, provided)
             return
         nested = child.is_nested or provided.is_nested
         if not (has_same_components(child, provided) if nested else child.shape == provided.shape):
@@ -299,6 +356,7 @@ class Load:
             self.writes.copy(held, provided, path)
 
     def _read_value(self, node: Core, key: str, level: Any) -> None:
+        """Add the write of a value node, if the level has values."""
         if "_non_tensor" in level.meta:
             self._add(node, key, level)
 
@@ -308,13 +366,13 @@ class Load:
         """Add the entries of the state dict that are not entries of the node: values of its record, and new ones."""
         if grows and not self.strict:
             check_keys(node, level.entries)
-        record = _record(node)
+        record = _make_record(node)
         for key, provided in level.entries.items():
             # Every layout stores values per element as a nested node; the legacy one does so for all values of a tensorclass.
             if record is not None and key in record.values and "data" in _get_values(provided):
                 self._add(node, key, provided if _find_kind(provided) else (_get_values(provided)["data"],))
             elif key not in entries:
-                names = _leaf_names(provided, (*path, key))
+                names = _list_leaf_names(provided, (*path, key))
                 self.unexpected.extend(names if grows or self.strict else ())
                 # An empty node is never an unexpected key, but is added unless strict or locked.
                 if grows if names else not (self.strict or node._locked):
@@ -323,7 +381,7 @@ class Load:
     def _add(self, node: Core, key: str, value: Entry | tuple[object]) -> None:
         """Add the write of a value, or of a new entry."""
         add = self.writes.put_with if key in node._children() else self.writes.change
-        add(_apply, node, key, self.assign, value)
+        add(_store_entry, node, key, self.assign, value)
 
 
 def _get_node_values(node: Core, level: _Level) -> Mapping[str, object]:
@@ -341,6 +399,7 @@ def _find_difference(child: Child, provided: Entry) -> str | None:
 
 
 def _resize(node: Core, size: torch.Size) -> None:
+    """Give a node the batch size of the state dict."""
     if tuple(node.batch_size) != tuple(size):
         node._change_batch_size(size)
 
@@ -376,28 +435,30 @@ def _find_leaf(node: Core, key: str) -> Tensor | None:
     return result if isinstance(result, Tensor) else None
 
 
-def _apply(node: Core, key: str, assign: bool, value: Entry | tuple[object]) -> None:
+def _store_entry(node: Core, key: str, assign: bool, value: Entry | tuple[object]) -> None:
     """Store an entry of the state dict: a value (in a tuple), a level, or a leaf."""
     held = node._children().get(key)
     if isinstance(value, tuple):
-        _apply_value(node, key, held, value[0], assign)
+        _store_value(node, key, held, value[0], assign)
     elif isinstance(value, _Level):
-        _apply_level(node, key, held, value, assign)
+        _store_level(node, key, held, value, assign)
     elif isinstance(held, Core) and type(held) in LEAF_KINDS:
         node._set_child(key, replace_leaves(held, iter((value,))))
     else:
-        node._set_child(key, _new_leaf(value, node, assign))
+        node._set_child(key, _make_leaf(value, node, assign))
 
 
-def _apply_value(node: Any, key: str, held: object, value: object, assign: bool) -> None:
+def _store_value(node: Any, key: str, held: object, value: object, assign: bool) -> None:
+    """Store a value of the state dict; None, without an old value, removes nothing."""
     if held is not None and (node._locked or _is_kept(held)):
         node.set_(key, _make_value(value, node, held, assign))
     elif held is not None or value is not None:
         node._set_path((key,), None if value is None else _make_value(value, node, held, assign))
 
 
-def _apply_level(node: Core, key: str, held: Child | None, level: _Level, assign: bool) -> None:
-    built = build_value(held, level, assign, node)
+def _store_level(node: Core, key: str, held: Child | None, level: _Level, assign: bool) -> None:
+    """Store a level of the state dict as a node, or write it into the value node that is there."""
+    built = _build_value(held, level, assign, node)
     if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
         built._set_names(held._names)  # a state dict does not contain dim names
     is_value = isinstance(held, Core) and not has_entries(held)
@@ -413,7 +474,7 @@ def _is_kept(held: object) -> bool:
     return isinstance(held, Core) and held._keeper is not None
 
 
-def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:
+def _make_leaf(value: Tensor, node: Core, assign: bool) -> Child:
     """Convert a tensor of the state dict, cloned unless ``assign``, to an entry on the device of ``node``."""
     value = value if assign else clone_detached(value)
     size = node.batch_size if type(value) in WRAPPED else torch.Size()
@@ -425,7 +486,7 @@ def _make_value(value: object, node: Core, held: object, assign: bool) -> object
     level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
     if _find_kind(level) is None:
         return value if assign else _copy_value(value)
-    return build_value(held, level, assign, node)
+    return _build_value(held, level, assign, node)
 
 
 def _copy_value(value: object) -> object:
@@ -436,7 +497,7 @@ def _copy_value(value: object) -> object:
         return value
 
 
-def build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
+def _build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
     """Build the node that a parsed node describes; ``held`` is the old value node under the key, or None."""
     above = held if parent is None else parent
     size = torch.Size(level.meta.get("batch_size", above.batch_size))
@@ -455,12 +516,12 @@ def build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> A
     for name, value in level.entries.items():
         node._set_child(
             name,
-            build_value(None, value, assign, node)
+            _build_value(None, value, assign, node)
             if isinstance(value, _Level)
-            else _new_leaf(value, node, assign),
+            else _make_leaf(value, node, assign),
         )
     for name, plain in _get_values(level).items():
-        _apply(node, name, assign, (plain,))
+        _store_entry(node, name, assign, (plain,))
     return node
 
 
@@ -471,7 +532,7 @@ def _find_kind(level: Any) -> NodeKind | None:
     return None if kind is None or has_entries(kind.type) else kind
 
 
-def _leaf_names(child: object, path: tuple[str, ...]) -> list[str]:
+def _list_leaf_names(child: object, path: tuple[str, ...]) -> list[str]:
     """Return the dotted names of the leaves of an entry of a collection or of a parsed state dict."""
     names: list[str] = []
 
@@ -480,7 +541,7 @@ def _leaf_names(child: object, path: tuple[str, ...]) -> list[str]:
         if _find_kind(node) is not None if level else not has_entries(node):
             names.append(".".join(prefix))
             return
-        entries = node.entries if level else _entries(node)
+        entries = node.entries if level else _list_entries(node)
         yield from ((below, (*prefix, key)) for key, below in reversed(list(entries.items())))
 
     visit(collect, child, path)

@@ -6,14 +6,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from .._functions.state import Load, build_value, parse_state, try_load_whole, write_level
-from .._tree.defaults import unwrap_entry
+from .._functions.state import load_state, write_state_dict
 from .._tree.node import Core
-from .._tree.walks import has_entries
-from ..errors import KeyPathError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,33 +35,7 @@ class StateDictMixin(Core):
         >>> list(TensorDict({"a": 1, "b": {"c": 2}}).state_dict())
         ['a', 'b.c']
         """
-        target: Any = OrderedDict() if destination is None else destination
-        if not hasattr(target, "_metadata"):
-            target._metadata = OrderedDict()
-        entries, out, before = write_level(self, target, prefix.removesuffix(".")), target, prefix
-        above: list[Any] = []
-        # By hand: the row `state_dict` of benchmarks/ops.py.
-        while True:
-            for key, child in entries:
-                name = before + key
-                if not isinstance(child, Tensor) and isinstance(child := unwrap_entry(child), Core):
-                    above.append((entries, out, before))
-                    if flatten:
-                        if name in out._metadata and (not has_entries(child) or child._children()):
-                            raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
-                        entries, before = write_level(child, out, name), name + "."
-                    else:
-                        out[name] = nested = OrderedDict()  # type: ignore[var-annotated]
-                        nested._metadata = OrderedDict()  # type: ignore[attr-defined]
-                        entries, out, before = write_level(child, nested, ""), nested, ""
-                    break
-                if name in out:
-                    raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
-                out[name] = child if keep_vars else child.detach()
-            else:
-                if not above:
-                    return target  # type: ignore[no-any-return]
-                entries, out, before = above.pop()
+        return write_state_dict(self, destination, prefix, keep_vars, flatten)
 
     def load_state_dict(
         self,
@@ -92,16 +60,4 @@ class StateDictMixin(Core):
         >>> td.load_state_dict(TensorDict({"a": torch.ones(2)}).state_dict())["a"]
         tensor([1., 1.])
         """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"a state dict is a mapping; got {type(state_dict).__name__}")
-        if not assign and from_flatten is not False and try_load_whole(self, state_dict):
-            return self
-        root = parse_state(self, state_dict, from_flatten)
-        is_value = not has_entries(self)
-        if is_value:
-            return self.update_(build_value(self, root, assign))
-        load = Load(self, strict, assign)
-        with torch.no_grad():
-            load.read(root)
-            load.writes.commit()
-        return self
+        return load_state(self, state_dict, strict, assign, from_flatten)

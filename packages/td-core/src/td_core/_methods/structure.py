@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .._functions.locking import undo_on_exit, write_back_on_exit
 from .._functions.structure import (
-    copy_without,
-    drop_empty,
+    exclude_entries,
+    flatten_key_paths,
     make_empty,
-    rebuild,
-    remove_in_place,
-    rename_all,
-    rename_entry,
-    replace_all,
-    restore_on_error,
-    select_flat,
-    select_in_place,
-    take_keys,
-    write_back_deep,
-    write_back_flat,
-    write_back_rest,
-    write_back_selection,
+    remove_empty_levels,
+    rename_entries,
+    rename_in_place,
+    select_entries,
+    separate_entries,
+    split_entries,
+    split_flat_keys,
 )
-from .._plans.plans import as_batch_size
-from .._tree.defaults import show_path
-from .._tree.devices import as_device, set_device_labels
-from .._tree.dim_names import check_names
-from .._tree.flat_keys import flatten_entries, unflatten_entries
-from .._tree.key_trees import KeyTree, build_key_tree, restrict
-from .._tree.keys import unravel_key_to_tuple
-from .._tree.locks import check_unlocked
 from .._tree.node import Core
-from .._tree.ragged import find_holders, list_distinct_members
 from .._tree.views import IsLeaf
-from .._tree.walks import has_entries
-from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-_STRINGS = frozenset({str})
 
 
 class StructureMixin(Core):
@@ -77,27 +53,7 @@ class StructureMixin(Core):
         >>> td.select("a", ("b", "c"))
         TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[]}})
         """
-        if inplace:
-            tree = build_key_tree(keys, longest=True)
-            if strict:
-                restrict(self, tree, True)
-            check_unlocked(self, "select keys in place")
-            with self._edit_together():
-                select_in_place(self, tree)
-            return self
-        result: Self | None = None
-        children = self._children()
-        if not as_tensordict and _STRINGS.issuperset(map(type, keys)):
-            try:
-                if type(children) is dict:
-                    result = self._with_children({key: children[key] for key in keys})  # type: ignore[misc]
-                else:
-                    result = self._map_members(partial(select_flat, keys))
-            except KeyError:
-                result = None  # the slow path raises with the existing keys
-        if result is None:
-            result = restrict(self, build_key_tree(keys, longest=True), strict, as_tensordict)
-        return write_back_on_exit(result, self, write_back_selection, keys)
+        return select_entries(self, keys, inplace, strict, as_tensordict)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
@@ -114,21 +70,7 @@ class StructureMixin(Core):
         >>> TensorDict({"a": 1, "b": {"c": 2, "d": 3}}).exclude("a", ("b", "c"))
         TensorDict(batch_size=[], fields={b: {d: i64[]}})
         """
-        if inplace:
-            check_unlocked(self, "exclude keys in place")
-            with self._edit_together():
-                remove_in_place(self, build_key_tree(keys, longest=False), prune=False)
-            return self
-        result: Self
-        children = self._children()
-        if type(children) is dict and _STRINGS.issuperset(map(type, keys)):
-            kept = dict(children)
-            for key in keys:
-                kept.pop(key, None)
-            result = self._with_children(kept)
-        else:
-            result = copy_without(self, build_key_tree(keys, longest=False), prune=False)
-        return write_back_on_exit(result, self, write_back_rest)
+        return exclude_entries(self, keys, inplace)
 
     def split_keys(
         self,
@@ -155,29 +97,7 @@ class StructureMixin(Core):
         >>> list(a.keys()), list(z.keys()), list(rest.keys())
         (['a'], ['z'], ['c'])
         """
-        if inplace:
-            check_unlocked(self, "split keys in place")
-        shells = [make_empty(self, True, values=False) for _ in key_sets] if reproduce_struct else []
-        parts: list[Any] = []
-        rest = self
-        trees: list[KeyTree] = []
-        default = NO_DEFAULT if default is None else default
-        for keys in key_sets:
-            part, tree = take_keys(rest, keys, default, strict)
-            rest = copy_without(rest, tree, prune=not reproduce_struct)
-            parts.append(part)
-            trees.append(tree)
-        if inplace:
-            with self._edit_together():
-                for tree in trees:
-                    remove_in_place(self, tree, prune=not reproduce_struct)
-            rest = self
-        else:
-            # Copy the nodes, so that setting an entry in one result changes no other collection.
-            parts, rest = [part._shallow_copy() for part in parts], rest._shallow_copy()
-        if reproduce_struct:
-            parts = [shell.update(part) for shell, part in zip(shells, parts, strict=True)]
-        return (*parts, rest)
+        return split_entries(self, key_sets, inplace, default, strict, reproduce_struct)
 
     def separates(
         self,
@@ -202,12 +122,7 @@ class StructureMixin(Core):
         >>> td.separates("a"), td
         (TensorDict(batch_size=[], fields={a: i64[]}), TensorDict(batch_size=[], fields={b: i64[]}))
         """
-        check_unlocked(self, "separate keys")
-        part, tree = take_keys(self, keys, default, strict and default is NO_DEFAULT)
-        result: Self = part._shallow_copy()
-        with self._edit_together():
-            remove_in_place(self, tree, prune=filter_empty)
-        return result
+        return separate_entries(self, keys, default, strict, filter_empty)
 
     def filter_empty_(self) -> Self:
         """Remove nested collections without entries, and then those that have become empty.
@@ -215,14 +130,7 @@ class StructureMixin(Core):
         >>> list(TensorDict({"a": {"b": {}}, "c": 1}).filter_empty_().keys())
         ['c']
         """
-        levels: list[tuple[Core, Core | None, str]] = [(self, None, "")]
-        for level, _, _ in levels:
-            for node in list_distinct_members([level]):
-                levels.extend(
-                    (child, node, key) for key, child in dict(node._children()).items() if has_entries(child)
-                )
-        with self._edit_together(), restore_on_error(self):
-            drop_empty(levels)
+        remove_empty_levels(self)
         return self
 
     def empty(
@@ -247,12 +155,7 @@ class StructureMixin(Core):
         >>> TensorDict({"a": 1, "b": {"c": 2}}, batch_size=[]).empty(recurse=True)
         TensorDict(batch_size=[], fields={b: {}})
         """
-        result: Self = make_empty(self, recurse, None if batch_size is None else as_batch_size(batch_size))
-        if device is not NO_DEFAULT:
-            set_device_labels(result, None if device is None else as_device(device))
-        if names is not NO_DEFAULT:
-            result._set_names(check_names(names, len(result.batch_size)))
-        return result
+        return make_empty(self, recurse, batch_size, device, names)
 
     def flatten_keys(
         self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
@@ -274,14 +177,7 @@ class StructureMixin(Core):
         >>> TensorDict({"a": {"b": 1}, "c": 2}).flatten_keys()
         TensorDict(batch_size=[], fields={a.b: i64[], c: i64[]})
         """
-        if not isinstance(separator, str):
-            raise TypeError(f"the separator is a string; got {separator!r}")
-        if inplace:
-            check_unlocked(self, "flatten the keys in place")
-            replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
-            return undo_on_exit(self, methodcaller("unflatten_keys", separator, inplace=True))
-        result: Self = rebuild(self, flatten_entries, separator, is_leaf)
-        return write_back_on_exit(result, self, write_back_flat, separator)
+        return flatten_key_paths(self, separator, inplace, is_leaf)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Return a collection whose keys are split at ``separator`` into nested keys.
@@ -300,14 +196,7 @@ class StructureMixin(Core):
         >>> TensorDict({"a.b": 1, "c": 2}).unflatten_keys()
         TensorDict(batch_size=[], fields={a: {b: i64[]}, c: i64[]})
         """
-        if not isinstance(separator, str) or not separator:
-            raise TypeError(f"the separator is a non-empty string; got {separator!r}")
-        if inplace:
-            check_unlocked(self, "unflatten the keys in place")
-            replace_all(self, rebuild(self, unflatten_entries, separator, False))
-            return undo_on_exit(self, methodcaller("flatten_keys", separator, inplace=True))
-        result: Self = rebuild(self, unflatten_entries, separator, True)
-        return write_back_on_exit(result, self, write_back_deep, separator)
+        return split_flat_keys(self, separator, inplace)
 
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key in place; the entry becomes the last one of its collection.
@@ -337,19 +226,7 @@ class StructureMixin(Core):
                 self._set_child(new_key, children[old_key])
                 self._del_child(old_key)
                 return self
-        old, new = unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key)
-        check_unlocked(self, f"rename {show_path(old)}")
-        nodes = list_distinct_members([self])
-        with self._edit_together(), restore_on_error(self) if len(nodes) > 1 else nullcontext():
-            # An entry that only some members of a lazy stack have is renamed in those; if none has it, an error follows.
-            is_plain = len(nodes) == 1 and not safe
-            held = nodes if is_plain else [node for node in nodes if find_holders(node, old)]
-            if held and safe and old != new and find_holders(self, new):
-                raise KeyTakenError(
-                    f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already"
-                )
-            for node in held or nodes:
-                rename_entry(node, old, new)
+        rename_in_place(self, old_key, new_key, safe)
         return self
 
     def rename_keys(self, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Self:
@@ -369,7 +246,4 @@ class StructureMixin(Core):
         >>> td["a"], td["b"]
         (tensor(2), tensor(1))
         """
-        moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
-        strict = strict and not all(find_holders(self, old) for old, _ in moves)
-        result: Self = self._map_members(lambda node: rename_all(node, moves, strict))
-        return result
+        return rename_entries(self, mapping, strict)
