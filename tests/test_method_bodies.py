@@ -62,16 +62,10 @@ LONGER: dict[str, str] = {
     "metadata.auto_device_": "",
     "metadata.clear_device_": "",
     "modules.to_module": "",
-    "structure.rename_key_": "hot: a call of its own would take 50 of 290 ns",
-    "torch_function.__torch_function__": "",
-    "update.update": "",
-    "update.update_": "",
-    "update.update_at_": "",
-    "update.set_at_": "",
-    "update.get_at": "",
-    "update.replace": "",
-    "update.zero_": "",
-    "update._assign": "",
+    "structure.rename_key_": "hot: a call would take 27 of 285 ns",
+    "torch_function.__torch_function__": "hot: every torch function of a collection goes through it",
+    "update.update": "hot: a call with its ten arguments would take 70 of 1230 ns",
+    "update._assign": "hot: ``td[i] = x`` of every kind; what is not whole is the work of IndexedWrite",
 }
 
 

@@ -6,7 +6,7 @@ them. So if a check raises, the collection is unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,33 +15,124 @@ from torch import Tensor
 
 from .._plans.index import plan_index
 from .._torch.arrays import tensors_in
-from .._torch.kernels import PLAIN
+from .._torch.kernels import PLAIN, Op, make_op
 from .._torch.private import functorch_level
 from .._tree.coerce import NUMBERS, coerce
 from .._tree.defaults import add_key_note, get_entry, get_parent, missing_key_error
+from .._tree.key_trees import filter_entries, parse_requested_keys
 from .._tree.keys import unravel_key_to_tuple
-from .._tree.node import Core
+from .._tree.node import Core, CoreT
 from .._tree.ragged import list_distinct_members
 from .._tree.walks import has_entries, visit
 from .._writes.check import add_path, find_expansion, find_problem, is_expanded, is_sealed
+from .._writes.inplace import write_leaves
 from .._writes.pair import is_basic, try_copy_whole
+from .._writes.parameters import write_unrecorded
 from .._writes.run import Transaction, put_value, write_at
-from .._writes.update import try_merge, write_entry
+from .._writes.update import Update, try_merge, write_entry
 from ..errors import LockedError, StructureError
+from ..typing import NestedKey
+from .entries import get_default
 
 Path = tuple[str, ...]
 
 _SCALARS = (Tensor, *NUMBERS)
 
+_FILL = Op(None, Tensor.fill_)
+_ZERO = make_op("zero_", Tensor.zero_)
 
-def try_whole(root: Core, source: Any, clone: bool, inplace: bool, non_blocking: bool) -> bool:
+
+def try_update_whole(root: Core, source: Any, clone: bool, inplace: bool, non_blocking: bool) -> bool:
     """Update all entries at once, if no value needs conversion; else return False, with nothing written."""
     if inplace:
         return try_copy_whole(root, source, non_blocking)
     return not clone and try_merge(root, source)
 
 
-def write_entry_at(root: Any, path: Path, value: Any, index: object, non_blocking: bool) -> None:
+def update_in_place(
+    root: Core,
+    source: Mapping[Any, Any] | Core | None,
+    more: Mapping[str, object],
+    keys: Sequence[NestedKey] | None,
+    non_blocking: bool,
+) -> None:
+    """Copy the entries of a source, and ``more`` of them, into the existing ones, see ``update_``."""
+
+    def write(target: Core) -> None:
+        writes = Transaction(non_blocking)
+        plan = Update(writes, inplace=True, strict=True)
+        for entries in (source, more or None):
+            if entries is not None and entries is not root:
+                plan.read(target, entries, keys)
+        writes.commit()
+
+    write_unrecorded(root, write)
+
+
+def update_at_index(
+    root: Core,
+    source: Mapping[Any, Any] | Core,
+    index: object,
+    non_blocking: bool,
+    keys: Sequence[NestedKey] | None,
+) -> None:
+    """Write the entries of a source into the existing ones at an index, see ``update_at_``."""
+    wanted = parse_requested_keys(keys)
+    chosen = source if wanted is None else filter_entries(source, wanted)
+    _check_no_new_keys(root, index, chosen)
+    write_unrecorded(root, lambda target: target._assign(index, chosen, non_blocking=non_blocking))
+
+
+def set_entry_at(root: Core, path: Path, value: object, index: object, non_blocking: bool) -> None:
+    """Write a value into an existing entry at an index of it, see ``set_at_``."""
+    try:
+        _write_entry_at(root, path, value, index, non_blocking)
+    except StructureError:
+        write_unrecorded(root, lambda target: _write_entry_at(target, path, value, index, non_blocking))
+
+
+def get_entry_at(node: Core, key: NestedKey, index: Any, default: object) -> Any:
+    """Return an entry at an index of it, see ``get_at``."""
+    entry = node.get(key, node)
+    if entry is not node:
+        try:
+            return entry[tensors_in(index) if isinstance(entry, Tensor) else index]
+        except Exception as error:
+            add_key_note(error, unravel_key_to_tuple(key))
+            raise
+    return get_default(node, key, default)
+
+
+def copy_updated(node: CoreT, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CoreT:
+    """Return a shallow copy with updated entries, see ``replace``."""
+    if len(args) > 1:
+        raise TypeError(f"replace() takes one mapping or collection, got {len(args)}")
+    source = args[0] if args else None
+    if not kwargs and (
+        source is None or (not isinstance(source, Core) and isinstance(source, Mapping) and not source)
+    ):
+        return node
+    if source is None:
+        source, kwargs = kwargs, {}
+    return node._shallow_copy().update(source, **kwargs)
+
+
+def fill_leaves(root: Core, path: Path, value: float | bool) -> None:
+    """Fill the leaf at a key path, or the leaves below the node there, with one number."""
+    write_unrecorded(
+        root, lambda target: write_leaves("fill_", target, _FILL, _list_leaves(target, path), value)
+    )
+
+
+def zero_leaves(root: Core) -> None:
+    """Set every leaf to zero."""
+    try:
+        write_leaves("zero_", root, _ZERO, root._leaves())
+    except StructureError:
+        write_unrecorded(root, lambda target: write_leaves("zero_", target, _ZERO, target._leaves()))
+
+
+def _write_entry_at(root: Any, path: Path, value: Any, index: object, non_blocking: bool) -> None:
     """Write a value into an existing entry, at an index of that entry."""
     parent, key = get_parent(root, path), path[-1]
     try:
@@ -99,7 +190,7 @@ def _check_leaf_at(target: Tensor, index: Any, value: object, path: Path) -> Non
         raise add_path(problem, path, f"at the index {index!r}")
 
 
-def list_leaves(root: Any, path: Path) -> list[Tensor]:
+def _list_leaves(root: Any, path: Path) -> list[Tensor]:
     """Return the leaf at a key path, or the leaves below the node there. In a lazy stack, return those of the members."""
     leaves: list[Tensor] = []
     for node in list_distinct_members([get_parent(root, path)]):
@@ -111,7 +202,7 @@ def list_leaves(root: Any, path: Path) -> list[Tensor]:
     return leaves
 
 
-def check_no_new_keys(root: Core, index: object, source: Any) -> None:
+def _check_no_new_keys(root: Core, index: object, source: Any) -> None:
     """Raise KeyPathError if ``root``, or an indexed member of it, lacks an entry of ``source``."""
 
     def check(node: Any, index: object, right: Any, prefix: Path) -> Iterator[tuple[object, ...]]:

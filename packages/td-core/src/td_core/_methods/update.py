@@ -7,35 +7,32 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from .._functions.entries import NOT_GIVEN, get_default
-from .._functions.update import Path, check_no_new_keys, list_leaves, try_whole, write_entry_at
+from .._functions.entries import NOT_GIVEN
+from .._functions.update import (
+    Path,
+    copy_updated,
+    fill_leaves,
+    get_entry_at,
+    set_entry_at,
+    try_update_whole,
+    update_at_index,
+    update_in_place,
+    zero_leaves,
+)
 from .._plans.index import plan_index
-from .._torch.arrays import tensors_in
-from .._torch.kernels import Op, make_op
-from .._tree.defaults import add_key_note
-from .._tree.key_trees import filter_entries, parse_requested_keys
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_unlocked
 from .._tree.node import Core
 from .._tree.views import IsLeaf
 from .._writes.index import IndexedWrite, check_broadcast
-from .._writes.inplace import write_leaves
 from .._writes.pair import is_basic, try_copy_whole
-from .._writes.parameters import write_unrecorded
 from .._writes.run import Transaction
 from .._writes.update import Update
-from ..errors import StructureError
 from ..typing import NestedKey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-FILL = Op(None, Tensor.fill_)
-
-ZERO = make_op("zero_", Tensor.zero_)
 
 
 class UpdateMixin(Core):
@@ -89,7 +86,7 @@ class UpdateMixin(Core):
         if (
             whole
             and input_dict_or_td is not self
-            and try_whole(self, input_dict_or_td, clone, inplace, non_blocking)
+            and try_update_whole(self, input_dict_or_td, clone, inplace, non_blocking)
         ):
             return self
         with self.unlock_() if ignore_lock and self._locked else nullcontext():  # type: ignore[union-attr]
@@ -133,18 +130,8 @@ class UpdateMixin(Core):
         >>> td.update_({"a": torch.ones(2)})["a"]
         tensor([1., 1.])
         """
-        if keys_to_update is None and not kwargs and try_copy_whole(self, input_dict_or_td, non_blocking):
-            return self
-
-        def write(root: Core) -> None:
-            writes = Transaction(non_blocking)
-            plan = Update(writes, inplace=True, strict=True)
-            for source in (input_dict_or_td, kwargs or None):
-                if source is not None and source is not self:
-                    plan.read(root, source, keys_to_update)
-            writes.commit()
-
-        write_unrecorded(self, write)
+        if keys_to_update is not None or kwargs or not try_copy_whole(self, input_dict_or_td, non_blocking):
+            update_in_place(self, input_dict_or_td, kwargs, keys_to_update, non_blocking)
         return self
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
@@ -183,12 +170,7 @@ class UpdateMixin(Core):
         >>> td.update_at_({"a": torch.ones(())}, 0)["a"]
         tensor([1., 0.])
         """
-        source = input_dict_or_td
-        wanted = parse_requested_keys(keys_to_update)
-        if wanted is not None:
-            source = filter_entries(source, wanted)
-        check_no_new_keys(self, idx, source)
-        write_unrecorded(self, lambda root: root._assign(idx, source, non_blocking=non_blocking))
+        update_at_index(self, input_dict_or_td, idx, non_blocking, keys_to_update)
         return self
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
@@ -223,11 +205,7 @@ class UpdateMixin(Core):
         tensor([[0., 1.],
                 [0., 0.]])
         """
-        path = unravel_key_to_tuple(key)
-        try:
-            write_entry_at(self, path, value, index, non_blocking)
-        except StructureError:
-            write_unrecorded(self, lambda root: write_entry_at(root, path, value, index, non_blocking))
+        set_entry_at(self, unravel_key_to_tuple(key), value, index, non_blocking)
         return self
 
     def get_at(self, key: NestedKey, index: Any, default: Any = NOT_GIVEN) -> Any:
@@ -241,14 +219,7 @@ class UpdateMixin(Core):
         >>> TensorDict({"a": torch.arange(3)}).get_at("a", 1)
         tensor(1)
         """
-        entry = self.get(key, self)
-        if entry is not self:
-            try:
-                return entry[tensors_in(index) if isinstance(entry, Tensor) else index]
-            except Exception as error:
-                add_key_note(error, unravel_key_to_tuple(key))
-                raise
-        return get_default(self, key, default)
+        return get_entry_at(self, key, index, default)
 
     def replace(self, *args: Any, **kwargs: Any) -> Self:
         """Return a shallow copy with updated entries; this collection is unchanged.
@@ -261,16 +232,7 @@ class UpdateMixin(Core):
         >>> td.replace(a=2)["a"], td["a"]
         (tensor(2), tensor(1))
         """
-        if len(args) > 1:
-            raise TypeError(f"replace() takes one mapping or collection, got {len(args)}")
-        source = args[0] if args else None
-        if not kwargs and (
-            source is None or (not isinstance(source, Core) and isinstance(source, Mapping) and not source)
-        ):
-            return self
-        if source is None:
-            source, kwargs = kwargs, {}
-        return self._shallow_copy().update(source, **kwargs)
+        return copy_updated(self, args, kwargs)
 
     def fill_(self, key: NestedKey, value: float | bool) -> Self:
         """Fill an entry, or all leaves of a nested collection, with one number in place.
@@ -282,8 +244,7 @@ class UpdateMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}).fill_("a", 3)["a"]
         tensor([3., 3.])
         """
-        path = unravel_key_to_tuple(key)
-        write_unrecorded(self, lambda root: write_leaves("fill_", root, FILL, list_leaves(root, path), value))
+        fill_leaves(self, unravel_key_to_tuple(key), value)
         return self
 
     def zero_(self) -> Self:
@@ -295,10 +256,7 @@ class UpdateMixin(Core):
         >>> TensorDict({"a": torch.ones(2)}).zero_()["a"]
         tensor([0., 0.])
         """
-        try:
-            write_leaves("zero_", self, ZERO, self._leaves())
-        except StructureError:
-            write_unrecorded(self, lambda root: write_leaves("zero_", root, ZERO, root._leaves()))
+        zero_leaves(self)
         return self
 
     def _assign(self, index: object, value: Any, *, non_blocking: bool = False) -> None:
