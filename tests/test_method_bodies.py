@@ -10,15 +10,6 @@ METHODS = Path(__file__).parents[1] / "packages" / "td-core" / "src" / "td_core"
 MOST = 3
 #: Methods with a longer body, and the reason.
 LONGER: dict[str, str] = {
-    "apply.apply": "",
-    "apply.named_apply": "",
-    "casting.clone": "",
-    "casting.detach_": "",
-    "casting.requires_grad_": "",
-    "casting.grad": "",
-    "casting.zero_grad": "",
-    "casting.backward": "",
-    "casting.new_tensor": "",
     "conversion.from_dict_instance": "",
     "conversion.to_dict": "",
     "conversion.tolist": "",

@@ -316,5 +316,14 @@ class Walk:
         writes.commit()
 
 
-def is_any_leaf(cls: type) -> bool:
+def accept_any_leaf(cls: type) -> bool:
+    """Return True: the ``is_leaf`` of a call on nested collections."""
     return True
+
+
+def parse_key_options(options: dict[str, bool]) -> tuple[bool, bool]:
+    """Return the options ``named`` and ``nested_keys`` of ``apply``; TypeError if there are others."""
+    named, nested_keys = options.pop("named", False), options.pop("nested_keys", False)
+    if options:
+        raise TypeError(f"apply() takes no {', '.join(options)}")
+    return named, nested_keys

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,15 +13,21 @@ from torch.nn import Parameter
 
 from .._plans.plans import WholePlan, as_ints
 from .._plans.steps import GatherMap, Shape
+from .._torch.arrays import as_tensor
 from .._torch.dtypes import as_dtype
+from .._torch.private import get_base
+from .._tree.backends import get_backends
 from .._tree.defaults import call_once_per_leaf
 from .._tree.devices import as_device, set_device_labels
 from .._tree.gradients import pair_leaves
-from .._tree.node import Core
-from .._writes.check import describe_leaf
+from .._tree.node import Core, copy_leaf
+from .._tree.walks import has_entries, list_nested, walk
+from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
 from ..errors import StructureError
-from ..typing import NO_DEFAULT, DtypeLike
-from .operands import CoreT, transform
+from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
+from .operands import CoreT, raise_at_leaf, transform
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class NewBatch(WholePlan):
@@ -54,6 +62,120 @@ class NewEmptyStacks(NewBatch):
         return NewEmptyStacks(old, new, self.make)
 
 
+def clone_leaves(node: CoreT, recurse: bool, options: dict[str, Any]) -> CoreT:
+    """Clone every leaf, with options of ``torch.Tensor.clone``; TypeError for options without ``recurse``."""
+    if options and recurse:
+        return node._map(partial(copy_leaf, **options))
+    if options:
+        raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(options)}")
+    for attachment in get_backends(node):
+        copied = attachment.clone(node)
+        if copied is not None:
+            return copied
+    try:
+        return node._map(copy_leaf)
+    except LEAF_ERRORS as error:
+        raise_at_leaf(error, "clone", node, copy_leaf, node._leaves())
+
+
+def detach_leaves(node: Core) -> None:
+    """Detach the leaves from the autograd graph, in place; RuntimeError, before the first one, for a view."""
+    leaves = node._leaves()
+    for leaf in leaves:
+        if get_base(leaf) is not None:
+            raise RuntimeError(
+                f"cannot detach {describe_leaf(node, leaf)} in place: it is a view; use detach()"
+            )
+    for leaf in leaves:
+        leaf.detach_()
+
+
+def set_requires_grad(node: Core, requires_grad: bool) -> None:
+    """Set ``requires_grad`` of every leaf; RuntimeError, before the first one, if a leaf does not allow it."""
+    leaves = node._leaves()
+    for leaf in leaves:
+        if leaf.requires_grad != requires_grad:
+            _check_requires_grad(node, leaf, requires_grad)
+    for level in walk(*list_nested(node)):
+        if not has_entries(level):
+            level.requires_grad_(requires_grad)
+    for leaf in leaves:
+        leaf.requires_grad_(requires_grad)
+
+
+def _check_requires_grad(node: Core, leaf: Tensor, requires_grad: bool) -> None:
+    """Raise RuntimeError if ``requires_grad`` of a leaf cannot change to the given value."""
+    if not requires_grad:
+        if not leaf.is_leaf:
+            raise RuntimeError(
+                f"cannot stop to record gradients: {describe_leaf(node, leaf)} was computed from what requires them; "
+                "detach() the collection"
+            )
+    elif not (leaf.is_floating_point() or leaf.is_complex()):
+        raise RuntimeError(
+            f"cannot require gradients: {describe_leaf(node, leaf)} has dtype {leaf.dtype}; only floating point "
+            "and complex leaves have gradients"
+        )
+    elif is_sealed(leaf):
+        raise RuntimeError(
+            f"cannot require gradients: {describe_leaf(node, leaf)} was made under torch.inference_mode(); clone() the "
+            "collection first"
+        )
+
+
+def get_gradients(node: CoreT) -> CoreT | None:
+    """Return a collection of the gradients of the leaves that have one, or None if no leaf has one."""
+    if all(leaf.grad is None for leaf in node._leaves()):
+        return None
+    gradients: CoreT | None = node.apply(attrgetter("grad"), filter_empty=True)
+    return gradients
+
+
+def set_gradients(node: Core, gradients: object) -> None:
+    """Copy the leaves of a collection into existing gradients, and set the missing ones."""
+    for leaf, gradient in pair_with_given(node, gradients, "grad"):
+        if leaf.grad is None:
+            leaf.grad = gradient
+        else:
+            leaf.grad.detach_().copy_(gradient)
+
+
+def clear_gradients(node: Core, set_to_none: bool) -> None:
+    """Set the gradients of the leaves to None, or fill them with zeros."""
+    for leaf in node._leaves():
+        if leaf.grad is not None:
+            if set_to_none:
+                leaf.grad = None
+            else:
+                leaf.grad.detach_().zero_()
+
+
+def backpropagate(
+    node: Core, gradient: object, retain_graph: bool | None, create_graph: bool, inputs: Any
+) -> None:
+    """Backpropagate from all leaves that require gradients, in one pass; see ``backward``."""
+    if gradient is not None and not isinstance(gradient, Core):
+        raise TypeError(f"backward: gradient is a collection; got {type(gradient).__name__}")
+    leaves = list(filter(_REQUIRES_GRAD, node._leaves()))
+    gradients: list[Any] = [None] * len(leaves)
+    if not leaves:
+        raise RuntimeError(f"backward: no leaf of this {type(node).__name__} requires gradients")
+    if gradient is not None:
+        pairs = pair_leaves(node, gradient, _REQUIRES_GRAD)
+        leaves, gradients = [leaf for leaf, _ in pairs], [given for _, given in pairs]
+    for leaf, given_gradient in zip(leaves, gradients, strict=True):
+        if given_gradient is None and leaf.numel() != 1:
+            raise RuntimeError(
+                f"backward: {describe_leaf(node, leaf)} has shape {list(leaf.shape)}, and only scalars have an implicit "
+                "gradient; give gradient=, a collection of the same structure"
+            )
+    if isinstance(inputs, Core):
+        inputs = inputs._leaves()
+    torch.autograd.backward(
+        leaves, gradients, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
+    )
+
+
 def keep_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Wrap ``fn`` so that tied leaves (one tensor under several keys) are also tied in the result."""
     leaves = node._leaves()
@@ -61,7 +183,7 @@ def keep_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], 
     return fn if len({*known}) == len(leaves) else call_once_per_leaf(fn)
 
 
-def iter_pairs(node: Core, value: object, name: str) -> list[tuple[Tensor, Tensor]]:
+def pair_with_given(node: Core, value: object, name: str) -> list[tuple[Tensor, Tensor]]:
     """Pair the leaves of ``node`` and ``value`` by key; StructureError if shapes, or the dtypes of gradients, differ."""
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
@@ -112,7 +234,43 @@ def make_new(
     return result
 
 
-def as_plain(leaf: Tensor) -> Tensor:
+def copy_data_like(
+    node: Core,
+    data: object,
+    dtype: DtypeLike | None,
+    device: DeviceType | NoDefault | None,
+    requires_grad: bool,
+    pin_memory: bool | None,
+) -> Any:
+    """Create a collection of the structure of ``node`` from copies of ``data``; see ``new_tensor``."""
+    shape: Core
+    references: list[Tensor] = []
+    if isinstance(data, Core):
+        shape = data
+        data._flatten_other(node, references)
+        values = data._leaves()
+    else:
+        source = as_tensor(data)
+        shape = node._transform(NewBatch(node.batch_size, tuple(source.shape), lambda leaf, size: leaf))
+        shape._flatten_leaves(references)
+        values = [source] * len(references)
+    if isinstance(device, NoDefault) or device is None:
+        goal = node.device or (None if isinstance(data, Core) else source.device)
+    else:
+        goal = as_device(device)
+    made = []
+    for reference, value in zip(references, values, strict=True):
+        leaf = value.detach().to(goal or reference.device, as_dtype(dtype) or reference.dtype, copy=True)
+        leaf = leaf.pin_memory() if pin_memory else leaf
+        # A detached leaf does not require gradients, and vmap forbids requires_grad_(False).
+        made.append(leaf.requires_grad_() if requires_grad else leaf)
+    result = shape._unflatten(made)
+    set_device_labels(result, goal)
+    return result
+
+
+def view_as_plain(leaf: Tensor) -> Tensor:
+    """Return a leaf as a plain tensor on the same memory, or itself if that is not possible."""
     cls = type(leaf)
     # A subclass that intercepts dispatch, such as a nested tensor, has no single storage for a plain tensor.
     if (

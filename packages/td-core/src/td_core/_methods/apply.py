@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._functions.apply import Walk, is_any_leaf
+from .._functions.apply import Walk, accept_any_leaf, parse_key_options
 from .._tree.node import Core
 from .._tree.views import IsLeaf
 from ..typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
@@ -64,12 +64,7 @@ class ApplyMixin(Core):
         >>> td.apply(lambda leaf: leaf + 1)["b", "c"]
         tensor(3)
         """
-        named = nested_keys = False
-        if constructor_kwargs:
-            named = constructor_kwargs.pop("named", False)
-            nested_keys = constructor_kwargs.pop("nested_keys", False)
-            if constructor_kwargs:
-                raise TypeError(f"apply() takes no {', '.join(constructor_kwargs)}")
+        named, nested_keys = parse_key_options(constructor_kwargs) if constructor_kwargs else (False, False)
         walk = Walk(
             fn,
             named,
@@ -77,7 +72,7 @@ class ApplyMixin(Core):
             inplace,
             default,
             filter_empty,
-            is_any_leaf if call_on_nested else is_leaf,
+            accept_any_leaf if call_on_nested else is_leaf,
         )
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
@@ -109,10 +104,15 @@ class ApplyMixin(Core):
         """
         if constructor_kwargs:
             raise TypeError(f"named_apply() takes no {', '.join(constructor_kwargs)}")
-        walk = Walk(
-            fn, True, nested_keys, inplace, default, filter_empty, is_any_leaf if call_on_nested else is_leaf
-        )
-        return walk.run(self, others, batch_size, device, names, propagate_lock, out)
+        return Walk(
+            fn,
+            True,
+            nested_keys,
+            inplace,
+            default,
+            filter_empty,
+            accept_any_leaf if call_on_nested else is_leaf,
+        ).run(self, others, batch_size, device, names, propagate_lock, out)
 
     def apply_(self, fn: Callable[..., object], *others: object, **kwargs: Any) -> Self:
         """Replace the values of every leaf by ``fn(leaf, *leaves_of_others)``, in place; return this collection.

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._functions.casting import NewBatch, as_plain, iter_pairs, keep_ties, make_new
-from .._functions.operands import raise_at_leaf
-from .._torch.arrays import as_tensor
-from .._torch.dtypes import as_dtype
-from .._torch.private import get_base
-from .._tree.backends import get_backends
+from .._functions.casting import (
+    backpropagate,
+    clear_gradients,
+    clone_leaves,
+    copy_data_like,
+    detach_leaves,
+    get_gradients,
+    keep_ties,
+    make_new,
+    pair_with_given,
+    set_gradients,
+    set_requires_grad,
+    view_as_plain,
+)
 from .._tree.defaults import get_data
-from .._tree.devices import as_device, set_device_labels
-from .._tree.gradients import pair_leaves
-from .._tree.node import Core, copy_leaf
-from .._tree.walks import has_entries, list_nested, walk
-from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
+from .._tree.node import Core
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
-
-_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class CastingMixin(Core):
@@ -44,20 +44,9 @@ class CastingMixin(Core):
         >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
         (False, True)
         """
-        if kwargs and recurse:
-            return self._map(partial(copy_leaf, **kwargs))
-        if kwargs:
-            raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(kwargs)}")
-        if not recurse:
+        if not recurse and not kwargs:
             return self._shallow_copy()
-        for attachment in get_backends(self):
-            copied = attachment.clone(self)
-            if copied is not None:
-                return copied
-        try:
-            return self._map(copy_leaf)
-        except LEAF_ERRORS as error:
-            raise_at_leaf(error, "clone", self, copy_leaf, self._leaves())
+        return clone_leaves(self, recurse, kwargs)
 
     def copy(self) -> Self:
         """Return a new collection that holds the same leaves: ``clone(recurse=False)``.
@@ -85,14 +74,7 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach_()["a"].requires_grad
         False
         """
-        leaves = self._leaves()
-        for leaf in leaves:
-            if get_base(leaf) is not None:
-                raise RuntimeError(
-                    f"cannot detach {describe_leaf(self, leaf)} in place: it is a view; use detach()"
-                )
-        for leaf in leaves:
-            leaf.detach_()
+        detach_leaves(self)
         return self
 
     @property
@@ -112,7 +94,7 @@ class CastingMixin(Core):
 
     @data.setter
     def data(self, value: Core) -> None:
-        for leaf, memory in iter_pairs(self, value, "data"):
+        for leaf, memory in pair_with_given(self, value, "data"):
             leaf.data = memory.data
 
     @property
@@ -138,31 +120,7 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
         """
-        leaves = self._leaves()
-        for leaf in leaves:
-            if leaf.requires_grad == requires_grad:
-                continue
-            if not requires_grad:
-                if not leaf.is_leaf:
-                    raise RuntimeError(
-                        f"cannot stop to record gradients: {describe_leaf(self, leaf)} was computed from what requires them; "
-                        "detach() the collection"
-                    )
-            elif not (leaf.is_floating_point() or leaf.is_complex()):
-                raise RuntimeError(
-                    f"cannot require gradients: {describe_leaf(self, leaf)} has dtype {leaf.dtype}; only floating point "
-                    "and complex leaves have gradients"
-                )
-            elif is_sealed(leaf):
-                raise RuntimeError(
-                    f"cannot require gradients: {describe_leaf(self, leaf)} was made under torch.inference_mode(); clone() the "
-                    "collection first"
-                )
-        for node in walk(*list_nested(self)):
-            if not has_entries(node):
-                node.requires_grad_(requires_grad)
-        for leaf in leaves:
-            leaf.requires_grad_(requires_grad)
+        set_requires_grad(self, requires_grad)
         return self
 
     @property
@@ -179,21 +137,14 @@ class CastingMixin(Core):
         >>> td["a"].grad
         tensor([2., 2.])
         """
-        if all(leaf.grad is None for leaf in self._leaves()):
-            return None
-        gradients: Self | None = self.apply(attrgetter("grad"), filter_empty=True)
-        return gradients
+        return get_gradients(self)
 
     @grad.setter
     def grad(self, value: Core | None) -> None:
         if value is None:
             self.zero_grad()
-            return
-        for leaf, gradient in iter_pairs(self, value, "grad"):
-            if leaf.grad is None:
-                leaf.grad = gradient
-            else:
-                leaf.grad.detach_().copy_(gradient)
+        else:
+            set_gradients(self, value)
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Set the gradients of the leaves to None, or fill them with zeros; return self.
@@ -203,12 +154,7 @@ class CastingMixin(Core):
         >>> td.zero_grad().grad is None
         True
         """
-        for leaf in self._leaves():
-            if leaf.grad is not None:
-                if set_to_none:
-                    leaf.grad = None
-                else:
-                    leaf.grad.detach_().zero_()
+        clear_gradients(self, set_to_none)
         return self
 
     def backward(
@@ -237,26 +183,7 @@ class CastingMixin(Core):
         >>> x.grad
         tensor(5.)
         """
-        if gradient is not None and not isinstance(gradient, Core):
-            raise TypeError(f"backward: gradient is a collection; got {type(gradient).__name__}")
-        leaves = list(filter(_REQUIRES_GRAD, self._leaves()))
-        gradients: list[Any] = [None] * len(leaves)
-        if not leaves:
-            raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
-        if gradient is not None:
-            pairs = pair_leaves(self, gradient, _REQUIRES_GRAD)
-            leaves, gradients = [leaf for leaf, _ in pairs], [given for _, given in pairs]
-        for leaf, given_gradient in zip(leaves, gradients, strict=True):
-            if given_gradient is None and leaf.numel() != 1:
-                raise RuntimeError(
-                    f"backward: {describe_leaf(self, leaf)} has shape {list(leaf.shape)}, and only scalars have an implicit "
-                    "gradient; give gradient=, a collection of the same structure"
-                )
-        if isinstance(inputs, Core):
-            inputs = inputs._leaves()
-        torch.autograd.backward(
-            leaves, gradients, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
-        )
+        backpropagate(self, gradient, retain_graph, create_graph, inputs)
 
     def as_tensor(self) -> Self:
         """Convert leaves of tensor subclasses, such as memory-mapped ones, to plain tensors on the same memory.
@@ -267,7 +194,7 @@ class CastingMixin(Core):
         Parameter containing:
         tensor([0., 0.], requires_grad=True)
         """
-        return self._map(as_plain)
+        return self._map(view_as_plain)
 
     def new_zeros(
         self,
@@ -386,27 +313,5 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, dtype=torch.int64)}).new_tensor([1.0, 2.0])["a"]
         tensor([1, 2])
         """
-        shape: Any
-        references: list[Tensor] = []
-        if isinstance(data, Core):
-            shape = data
-            data._flatten_other(self, references)
-            values = data._leaves()
-        else:
-            source = as_tensor(data)
-            shape = self._transform(NewBatch(self.batch_size, tuple(source.shape), lambda leaf, size: leaf))
-            shape._flatten_leaves(references)
-            values = [source] * len(references)
-        if isinstance(device, NoDefault) or device is None:
-            goal = self.device or (None if isinstance(data, Core) else source.device)
-        else:
-            goal = as_device(device)
-        made = []
-        for reference, value in zip(references, values, strict=True):
-            leaf = value.detach().to(goal or reference.device, as_dtype(dtype) or reference.dtype, copy=True)
-            leaf = leaf.pin_memory() if pin_memory else leaf
-            # A detached leaf does not require gradients, and vmap forbids requires_grad_(False).
-            made.append(leaf.requires_grad_() if requires_grad else leaf)
-        result: Self = shape._unflatten(made)
-        set_device_labels(result, goal)
+        result: Self = copy_data_like(self, data, dtype, device, requires_grad, pin_memory)
         return result
