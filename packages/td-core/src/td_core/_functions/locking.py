@@ -1,11 +1,11 @@
-"""Lock collections, and undo the last operation when a ``with`` block ends."""
+"""Undo the last operation on a collection when a ``with`` block ends."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .._tree.node import Core, Undo
 from ..errors import StructureError
@@ -28,6 +28,26 @@ def _write_into(
             "from is gone; keep it in a variable, and open one context for each operation of a chain"
         )
     write(owner, result, *args)
+
+
+def begin_block(node: NodeT) -> NodeT:
+    """Begin a ``with`` block, whose end undoes the last operation, and return the node."""
+    undo, blocks = node._undo or (None, ())
+    node._undo = None, (undo, *blocks)
+    return node
+
+
+def end_block(node: Any, has_error: bool) -> None:
+    """Undo the operation of the innermost ``with`` block; StructureError if there is none, except after an error."""
+    last, (undo, *blocks) = node._undo
+    node._undo = (last, (*blocks,)) if last or blocks else None
+    if undo is not None:
+        undo(node)
+    elif not has_error:
+        raise StructureError(
+            f"leaving the context of a {type(node).__name__} that no undoable operation gave: "
+            "use it with lock_(), unlock_(), flatten_keys(), view(), to(), to_module() and the like"
+        )
 
 
 def undo_on_exit(node: NodeT, undo: Undo) -> NodeT:

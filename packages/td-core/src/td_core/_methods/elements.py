@@ -8,13 +8,19 @@ from operator import methodcaller
 from torch import Tensor
 from typing_extensions import Self
 
-from .._functions.elements import write_inverse
+from .._functions.elements import (
+    repeat_batch,
+    repeat_elements,
+    roll_batch,
+    rotate_batch,
+    tile_batch,
+    write_back_inverse,
+)
 from .._functions.locking import write_back_on_exit
-from .._functions.shape import adopt_result, apply_permutation, parse_ints
-from .._plans import elements, shapes
-from .._plans.plans import as_ints, check_ints, wrap_dim
+from .._functions.shape import parse_ints
+from .._plans import elements
+from .._plans.plans import as_ints, check_ints
 from .._tree.node import Core
-from ..errors import DimError
 
 
 class ElementMixin(Core):
@@ -36,14 +42,7 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat(2)["a"]
         tensor([0, 1, 0, 1])
         """
-        times = parse_ints("repeat", repeats)
-        if len(times) != len(self.batch_size):
-            raise ValueError(
-                f"repeat: there must be one number for each batch dim; got {list(times)} for the batch size "
-                f"{list(self.batch_size)}"
-            )
-        result = self._transform(elements.repeat_plan(self.batch_size, times))
-        return adopt_result(self, result, "repeat") if inplace else result
+        return repeat_batch(self, parse_ints("repeat", repeats), inplace)
 
     def repeat_interleave(
         self,
@@ -68,11 +67,7 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat_interleave(2, dim=0)["a"]
         tensor([0, 0, 1, 1])
         """
-        source = self._transform(shapes.reshape_plan(self.batch_size, (-1,))) if dim is None else self
-        along = 0 if dim is None else dim
-        plan = elements.repeat_interleave_plan(source.batch_size, repeats, along, output_size)
-        result = source._transform(plan)
-        return adopt_result(self, result, "repeat_interleave") if inplace else result
+        return repeat_elements(self, repeats, dim, output_size, inplace)
 
     def tile(self, dims: int | Sequence[int]) -> Self:
         """Repeat the collection along batch dims; if ``dims`` is shorter than the batch size, it applies to the last dims.
@@ -81,9 +76,7 @@ class ElementMixin(Core):
         torch.Size([2, 6])
         """
         check_ints("tile", "dims", dims, "int | Sequence[int]")
-        times = as_ints(dims)
-        times = (1,) * (len(self.batch_size) - len(times)) + times
-        return self._transform(elements.repeat_plan(self.batch_size, times))
+        return tile_batch(self, as_ints(dims))
 
     def roll(
         self,
@@ -108,11 +101,7 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(3)}, [3]).roll(1, 0)["a"]
         tensor([2, 0, 1])
         """
-        result = self._transform(elements.roll_plan(self.batch_size, shifts, dims))
-        if inplace:
-            return adopt_result(self, result, "roll")
-        back = tuple([-shift for shift in as_ints(shifts)])
-        return write_back_on_exit(result, self, write_inverse, methodcaller("roll", back, dims))
+        return roll_batch(self, shifts, dims, inplace)
 
     def flip(self, dims: int | Sequence[int]) -> Self:
         """Return a copy with the order of elements reversed along some batch dims.
@@ -126,7 +115,7 @@ class ElementMixin(Core):
         tensor([2, 1, 0])
         """
         result = self._transform(elements.flip_plan(self.batch_size, dims))
-        return write_back_on_exit(result, self, write_inverse, methodcaller("flip", dims))
+        return write_back_on_exit(result, self, write_back_inverse, methodcaller("flip", dims))
 
     def fliplr(self) -> Self:
         """Return a copy with the order of elements reversed along the second batch dim.
@@ -164,18 +153,7 @@ class ElementMixin(Core):
         """
         check_ints("rot90", "k", k, "int")
         check_ints("rot90", "dims", dims)
-        plane = tuple(wrap_dim(dim, len(self.batch_size)) for dim in dims)
-        if len(set(plane)) != 2 or len(plane) != 2:
-            raise DimError(f"rot90: the plane is given by two different dims; got {dims}")
-        turns = k % 4
-        if turns == 0:
-            result = self.flip(())
-        elif turns == 2:
-            result = self.flip(plane)
-        else:
-            flipped = self.flip(plane[1] if turns == 1 else plane[0])
-            result = apply_permutation(flipped, shapes.transpose_plan(flipped.batch_size, *plane))
-        return write_back_on_exit(result, self, write_inverse, methodcaller("rot90", -k, dims))
+        return rotate_batch(self, k, dims)
 
     def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:
         """Return a view of ``length`` elements of a batch dim, starting at ``start``.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .._functions.locking import do_nothing, undo_on_exit
+from .._functions.locking import begin_block, do_nothing, end_block, undo_on_exit
 from .._tree.locks import lock, unlock
 from .._tree.node import Core
-from ..errors import StructureError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,10 +69,7 @@ class LockMixin(Core):
 
     def __enter__(self) -> Self:
         """Start a ``with`` block; its exit undoes the operation that returned this collection."""
-        undo, blocks = self._undo or (None, ())
-        node: Any = self  # the kinds have the slot
-        node._undo = None, (undo, *blocks)
-        return self
+        return begin_block(self)
 
     def __exit__(
         self: Any, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,15 +79,7 @@ class LockMixin(Core):
         Raises:
             StructureError: the last operation cannot be undone.
         """
-        last, (undo, *blocks) = self._undo
-        self._undo = (last, (*blocks,)) if last or blocks else None
-        if undo is not None:
-            undo(self)
-        elif kind is None:
-            raise StructureError(
-                f"leaving the context of a {type(self).__name__} that no undoable operation gave: "
-                "use it with lock_(), unlock_(), flatten_keys(), view(), to(), to_module() and the like"
-            )
+        end_block(self, kind is not None)
 
     def clear_refs_for_compile_(self) -> Self:
         """Clear the references to locked collections that contain this one.
