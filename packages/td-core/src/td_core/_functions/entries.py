@@ -1,4 +1,4 @@
-"""Methods that read and write single entries, and the views of keys, values and items."""
+"""Read, store, write and remove single entries."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from .._tree.defaults import (
     get_parent,
     missing_key_error,
     show_path,
+    unwrap_entry,
 )
 from .._tree.dim_names import inherit_names, join_names, take_names
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, CoreT, make_dense
-from .._tree.ragged import convert_form, find_holders
-from .._tree.walks import has_entries, visit
+from .._tree.ragged import convert_form, find_holders, list_distinct_members
+from .._tree.walks import has_entries, list_holders, visit
+from .._writes.parameters import write_unrecorded
 from .._writes.rows import pair_rows
 from .._writes.update import write_entry
-from ..errors import DimNamesError, StructureError, TensorDictError
+from ..errors import DimNamesError, KeyPathError, StructureError, TensorDictError
 from ..typing import NO_DEFAULT, NestedKey
 
 NOT_GIVEN: object = object()
@@ -69,6 +71,23 @@ def iter_rows(node: CoreT, count: int) -> Iterator[CoreT]:
         return
     for start in range(0, count, _TOGETHER):
         yield from node._index(slice(start, start + _TOGETHER)).unbind(0)
+
+
+def missing_length_error(node: Core) -> TypeError:
+    """Return the error for the length of a collection without batch dims."""
+    return TypeError(
+        f"a {type(node).__name__} without batch dims has no length and is not a sequence: len(td.keys()) counts "
+        "its entries; of a list of collections torch.stack() makes a collection, whose entries are the tensors, "
+        "and numpy() makes arrays"
+    )
+
+
+def missing_rows_error(node: Core) -> StructureError:
+    """Return the error for a loop over a collection without batch dims."""
+    return StructureError(
+        f"cannot iterate over a {type(node).__name__} without batch dims; use keys(). A library that searches a "
+        "batch for tensors finds them after td_core.count_as_mapping(); log() of Lightning also takes batch_size="
+    )
 
 
 def set_new(
@@ -115,7 +134,62 @@ def set_rows(
     return rows is not None
 
 
-def pop_partial(root: Core, path: tuple[str, ...], default: object) -> object:
+def remove_entry(root: Core, path: tuple[str, ...]) -> None:
+    """Remove an entry; from a lazy stack also one that only some members have."""
+    try:
+        node = get_parent(root, path)
+    except (KeyError, StructureError):  # not all members of a lazy stack have the nodes on the path
+        holders = find_holders(root, path)
+        if not holders:
+            raise
+        for holder in holders:
+            check_unlocked(holder, f"remove {show_path(path)}")
+        for holder in holders:
+            holder._del_child(path[-1])
+        return
+    check_unlocked(node, f"remove {show_path(path)}")
+    try:
+        node._del_child(path[-1])
+    except KeyError:
+        raise missing_key_error(node, path[-1], path[:-1]) from None
+
+
+def remove_all_entries(root: Core) -> None:
+    """Remove every entry; LockedError, before the first one, if the collection or a member is locked."""
+    nodes = list_distinct_members([root])
+    for node in (root, *nodes):
+        check_unlocked(node, "clear the collection")
+    with root._edit_together():
+        for node in nodes:
+            for key in list(node._children()):
+                node._del_child(key)
+
+
+def pop_entry(root: Core, path: tuple[str, ...], default: object) -> object:
+    """Remove an entry and return it, or the default if it is missing; a list if only some members have it."""
+    if default is not NO_DEFAULT and path not in root.keys(True):
+        if len(path) == 1 and type(root._children()) is dict:
+            return default
+        return _pop_partial(root, path, default) if find_holders(root, path) else default
+    try:
+        entry = get_entry(root, path)
+    except KeyError:
+        if not find_holders(root, path):
+            raise
+        return _pop_partial(root, path, None)
+    root.del_(path)
+    return unwrap_entry(entry)
+
+
+def find_last_key(node: Core) -> str:
+    """Return the last key of a node, or of a member of a lazy stack; KeyPathError if there is none."""
+    keys = list(node._children()) or [key for holder in list_holders(node) for key in holder._children()]
+    if not keys:
+        raise KeyPathError(f"popitem: the {type(node).__name__} is empty")
+    return keys[-1]
+
+
+def _pop_partial(root: Core, path: tuple[str, ...], default: object) -> object:
     """Remove an entry that only some members of a lazy stack have; return it, or the default, for each member."""
     for holder in find_holders(root, path):
         check_unlocked(holder, f"remove {show_path(path)}")
@@ -153,7 +227,15 @@ def set_missing(root: Any, path: tuple[str, ...], value: object) -> None:
     visit(step, root, path, value)
 
 
-def write_member_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: bool) -> None:
+def write_held_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: bool) -> None:
+    """Copy a value into an existing entry, in place; into the data of a parameter that autograd does not let change."""
+    try:
+        _write_member_entry(root, path, item, non_blocking)
+    except StructureError:
+        write_unrecorded(root, lambda data: _write_member_entry(data, path, item, non_blocking))
+
+
+def _write_member_entry(root: Core, path: tuple[str, ...], item: object, non_blocking: bool) -> None:
     """Copy a value into an existing entry, in place."""
     node, last = get_parent(root, path), path[-1]
     try:

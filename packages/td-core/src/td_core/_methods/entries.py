@@ -10,24 +10,28 @@ from torch import Tensor
 from .._functions.entries import (
     NOT_GIVEN,
     coerce_for,
+    find_last_key,
     get_default,
     get_in_form,
     iter_rows,
+    missing_length_error,
+    missing_rows_error,
     name_parents,
     parse_get_options,
-    pop_partial,
+    pop_entry,
+    remove_all_entries,
+    remove_entry,
     set_missing,
     set_new,
     set_rows,
-    write_member_entry,
+    write_held_entry,
 )
 from .._tree.coerce import build_nested
-from .._tree.defaults import check_cycle, get_entry, get_parent, missing_key_error, show_path, unwrap_entry
+from .._tree.defaults import check_cycle, get_entry, show_path, unwrap_entry
 from .._tree.dim_names import take_names
 from .._tree.keys import is_key, unravel_key_to_tuple
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core
-from .._tree.ragged import find_holders, list_distinct_members
 from .._tree.views import (
     CollectionItems,
     CollectionKeys,
@@ -36,8 +40,7 @@ from .._tree.views import (
     LevelKeys,
     has_plain_entries,
 )
-from .._tree.walks import has_entries, list_holders
-from .._writes.parameters import write_unrecorded
+from .._tree.walks import has_entries
 from ..errors import KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 
@@ -194,11 +197,7 @@ class EntryMixin(Core):
         >>> td.set_("a", torch.ones(2))["a"]
         tensor([1., 1.])
         """
-        path = unravel_key_to_tuple(key)
-        try:
-            write_member_entry(self, path, item, non_blocking)
-        except StructureError:
-            write_unrecorded(self, lambda root: write_member_entry(root, path, item, non_blocking))
+        write_held_entry(self, unravel_key_to_tuple(key), item, non_blocking)
         return self
 
     def setdefault(self, key: NestedKey, default: object, inplace: bool = False) -> Any:
@@ -223,23 +222,7 @@ class EntryMixin(Core):
         >>> list(TensorDict({"a": 1, "b": 2}).del_("a").keys())
         ['b']
         """
-        path = unravel_key_to_tuple(key)
-        try:
-            node = get_parent(self, path)
-        except (KeyError, StructureError):  # not all members of a lazy stack have the nodes on the path
-            holders = find_holders(self, path)
-            if not holders:
-                raise
-            for holder in holders:
-                check_unlocked(holder, f"remove {show_path(path)}")
-            for holder in holders:
-                holder._del_child(path[-1])
-            return self
-        check_unlocked(node, f"remove {show_path(path)}")
-        try:
-            node._del_child(path[-1])
-        except KeyError:
-            raise missing_key_error(node, path[-1], path[:-1]) from None
+        remove_entry(self, unravel_key_to_tuple(key))
         return self
 
     def __delitem__(self, key: NestedKey) -> None:
@@ -260,19 +243,7 @@ class EntryMixin(Core):
         >>> TensorDict({"a": 1}).pop("a")
         tensor(1)
         """
-        path = unravel_key_to_tuple(key)
-        if default is not NO_DEFAULT and path not in self.keys(True):
-            if len(path) == 1 and type(self._children()) is dict:
-                return default
-            return pop_partial(self, path, default) if find_holders(self, path) else default
-        try:
-            entry = get_entry(self, path)
-        except KeyError:
-            if not find_holders(self, path):
-                raise
-            return pop_partial(self, path, None)
-        self.del_(path)
-        return unwrap_entry(entry)
+        return pop_entry(self, unravel_key_to_tuple(key), default)
 
     def popitem(self) -> tuple[str, Any]:
         """Remove the last entry and return its key and value.
@@ -283,10 +254,8 @@ class EntryMixin(Core):
         >>> TensorDict({"a": 1}).popitem()
         ('a', tensor(1))
         """
-        keys = list(self._children()) or [key for node in list_holders(self) for key in node._children()]
-        if not keys:
-            raise KeyPathError(f"popitem: the {type(self).__name__} is empty")
-        return keys[-1], self.pop(keys[-1])
+        key = find_last_key(self)
+        return key, self.pop(key)
 
     def clear(self) -> Self:
         """Remove every entry.
@@ -294,13 +263,7 @@ class EntryMixin(Core):
         >>> TensorDict({"a": 1}).clear().is_empty()
         True
         """
-        nodes = list_distinct_members([self])
-        for node in (self, *nodes):
-            check_unlocked(node, "clear the collection")
-        with self._edit_together():
-            for node in nodes:
-                for key in list(node._children()):
-                    node._del_child(key)
+        remove_all_entries(self)
         return self
 
     def create_nested(self, key: NestedKey) -> Self:
@@ -351,9 +314,11 @@ class EntryMixin(Core):
         (['a', ('a', 'b')], True)
         """
         children = self._children()
-        if include_nested or leaves_only or sort or type(children) is not dict:
-            return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
-        return LevelKeys(children)
+        return (
+            LevelKeys(children)
+            if type(children) is dict and not (include_nested or leaves_only or sort)
+            else CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
+        )
 
     def values(
         self,
@@ -369,9 +334,11 @@ class EntryMixin(Core):
         [tensor(1)]
         """
         children = self._children()
-        if include_nested or leaves_only or sort or not has_plain_entries(children):
-            return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)  # type: ignore[return-value]
-        return children.values()
+        return (
+            CollectionValues(self, include_nested, leaves_only, is_leaf, sort)  # type: ignore[return-value]
+            if include_nested or leaves_only or sort or not has_plain_entries(children)
+            else children.values()
+        )
 
     @overload
     def items(
@@ -405,9 +372,11 @@ class EntryMixin(Core):
         [(('a', 'b'), tensor(1))]
         """
         children = self._children()
-        if include_nested or leaves_only or sort or not has_plain_entries(children):
-            return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
-        return children.items()
+        return (
+            CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
+            if include_nested or leaves_only or sort or not has_plain_entries(children)
+            else children.items()
+        )
 
     def __contains__(self, key: object) -> bool:
         """Return True if the entry ``key``, a string or a key path, exists."""
@@ -422,14 +391,9 @@ class EntryMixin(Core):
             TypeError: the collection has no batch dims. With a length of 0, ``torch.tensor`` would convert a list of
                 such collections to an empty tensor.
         """
-        batch_size = self.batch_size
-        if not batch_size:
-            raise TypeError(
-                f"a {type(self).__name__} without batch dims has no length and is not a sequence: len(td.keys()) counts "
-                "its entries; of a list of collections torch.stack() makes a collection, whose entries are the tensors, "
-                "and numpy() makes arrays"
-            )
-        return batch_size[0]
+        if batch_size := self.batch_size:
+            return batch_size[0]
+        raise missing_length_error(self)
 
     def __iter__(self) -> Iterator[Self]:
         """Iterate over the slices along the first batch dim.
@@ -437,13 +401,9 @@ class EntryMixin(Core):
         Raises:
             StructureError: the collection has no batch dims.
         """
-        size = self.batch_size
-        if not size:
-            raise StructureError(
-                f"cannot iterate over a {type(self).__name__} without batch dims; use keys(). A library that searches a "
-                "batch for tensors finds them after td_core.count_as_mapping(); log() of Lightning also takes batch_size="
-            )
-        return iter_rows(self, size[0])
+        if batch_size := self.batch_size:
+            return iter_rows(self, batch_size[0])
+        raise missing_rows_error(self)
 
     def __reversed__(self) -> Iterator[Any]:
         """Iterate over the slices along the first batch dim, from the last to the first."""

@@ -139,6 +139,7 @@ class Core:
         apply: Callable[..., Any]
         auto_batch_size_: Callable[..., Self]
         copy_: Callable[..., Self]
+        del_: Callable[..., Self]
         expand: Callable[..., Self]
         get: Callable[..., Any]
         keys: Callable[..., Any]
