@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from td_core._plans import elements
+from td_core._plans.elements import Where, align_dims, append_dims
 from td_core.errors import BatchSizeError, DimError
 
 Batch = tuple[int, ...]
@@ -154,3 +155,93 @@ def test_shape_plan_equals_torch(check_plan: Any, cases: Callable[[], st.SearchS
 def test_plan_bad_argument_raises(plan: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         plan()
+
+
+VALUE = torch.arange(24.0).view(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ndim", "expected"), [((), 2, (1, 1)), ((2,), 3, (2, 1, 1)), ((2, 3), 2, (2, 3))]
+)
+def test_append_dims_adds_dims_at_the_end(shape: Batch, ndim: int, expected: Batch) -> None:
+    assert append_dims(torch.ones(shape), ndim).shape == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "ndim", "batch_dims", "expected"),
+    [
+        ((2,), 3, 1, (2, 1, 1)),
+        ((2, 4), 3, 1, (2, 1, 4)),
+        ((2, 3, 4), 4, 2, (2, 3, 1, 4)),
+        ((2, 4), 2, 1, (2, 4)),
+        ((2, 4), 3, 0, (2, 4)),
+        ((4,), 3, 2, (4,)),
+    ],
+)
+def test_align_dims_inserts_dims_after_the_batch(
+    shape: Batch, ndim: int, batch_dims: int, expected: Batch
+) -> None:
+    assert align_dims(torch.ones(shape), ndim, batch_dims).shape == expected
+
+
+@pytest.mark.parametrize("shift", [1, -7, 0])
+@pytest.mark.parametrize("tail", [(), (4,), (0,)])
+def test_roll_plan_without_dims_rolls_flat_batch(shift: int, tail: Batch) -> None:
+    leaf = VALUE[..., 0] if not tail else VALUE[..., : tail[0]]
+    plan = elements.roll_plan((2, 3), shift, None)
+    found = plan.leaf(leaf)
+    assert found.shape == leaf.shape and plan.along(0) is None
+    for one, column in zip(found.view(6, -1).unbind(1), leaf.reshape(6, -1).unbind(1), strict=True):
+        assert torch.equal(one, column.roll(shift))
+
+
+@pytest.mark.parametrize("tail", [(), (4,)])
+def test_where_plan_equals_torch(tail: Batch) -> None:
+    condition = torch.tensor([[True, False, True], [False, False, True]])
+    left = VALUE if tail else VALUE[..., 0]
+    plan = Where(condition)
+    expected = torch.where(condition.view(2, 3, *[1] * len(tail)), left, -left)
+    assert torch.equal(plan.leaf([left, -left]), expected)
+    for dim in (0, 1):
+        parts = plan.split(dim, left.size(dim))
+        rows = zip(parts, left.unbind(dim), strict=True)
+        assert torch.equal(torch.stack([part.leaf([row, -row]) for part, row in rows], dim), expected)
+
+
+def test_where_plan_uniform_condition_takes_whole_leaf() -> None:
+    left, right = torch.ones(2, 3, dtype=torch.int32), torch.zeros(2, 5)
+    for value, chosen in ((True, left), (False, right)):
+        found = Where(torch.tensor([value, value]), takes_whole=True).leaf([left, right])
+        assert (found.dtype, found.shape) == (torch.float32, chosen.shape) and torch.equal(
+            found, chosen.float()
+        )
+    for condition, takes_whole in (([True, False], True), ([True, True], False), ([True, True], None)):
+        with pytest.raises(RuntimeError, match="must match the size"):
+            Where(torch.tensor(condition), takes_whole).leaf([left, right])
+
+
+def test_where_plan_of_part_takes_whole_row_unless_forbidden() -> None:
+    rows = [torch.ones(3), torch.zeros(5)]
+    parts = Where(torch.tensor([True, False])).split(0, 2)
+    assert [len(part.leaf(rows)) for part in parts] == [3, 5]
+    with pytest.raises(RuntimeError, match="must match the size"):
+        Where(torch.tensor([True, False]), takes_whole=False).split(0, 2)[0].leaf(rows)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: elements.roll_plan((2, 3), (1, 2), None), BatchSizeError, r"one shift; got \[1, 2\]"),
+        (lambda: elements.pad_plan((2,), [1], 0), BatchSizeError, r"two numbers for each dim; got \[1\]"),
+        (lambda: elements.pad_plan((2,), [1, 0, 1, 0], 0), BatchSizeError, r"2 dims, \[1, 0, 1, 0\].*\[2\] has 1"),
+        (lambda: elements.pad_plan((2,), [-2, -1], 0), BatchSizeError, "takes more from batch dim 0 than its size, 2"),
+        (lambda: elements.pad_plan((2,), "ab", 0), TypeError, "pad: pad_size is a sequence of ints; got 'ab'"),
+        (lambda: elements.gather_plan((2,), 0, [0]), TypeError, r"gather: index is a tensor; got \[0\]"),
+        (lambda: elements.gather_plan((2,), 1, torch.tensor([0])), DimError, r"\[-1, 0\], but got 1"),
+    ],
+)  # fmt: skip
+def test_plan_of_elements_invalid_argument_raises(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()

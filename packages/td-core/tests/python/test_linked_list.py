@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -36,3 +38,48 @@ class TestToList:
         assert paths == ["[0][0]['a']", "[0][1]['a']", "[1]"]
         structure = pytree.tree_structure(tree)
         assert pytree.treespec_loads(pytree.treespec_dumps(structure)) == structure
+
+
+class Recorder:
+    """A stand-in for a collection that records what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[Any, Any]] = []
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if value == "refused":
+            raise ValueError(value)
+        self.written.append((index, value))
+
+
+def test_set_item_writes_to_collection_before_list() -> None:
+    items = LinkedList([1, 2, 3], td=(td := Recorder()))
+    items[-1] = 7
+    items[0:2] = iter([5, 6])
+    assert td.written == [(-1, 7), (slice(0, 2), [5, 6])] and items == [5, 6, 7]
+    with pytest.raises(ValueError, match="refused"):
+        items[0] = "refused"
+    assert items == [5, 6, 7]
+
+
+def test_set_slice_of_other_length_raises_and_writes_nothing() -> None:
+    items = LinkedList([1, 2, 3], td=(td := Recorder()))
+    with pytest.raises(ValueError, match="a batch keeps its size: the slice has 2 items, got 1"):
+        items[1:] = [5]
+    assert items == [1, 2, 3] and not td.written
+
+
+def test_set_nested_list_keeps_it_and_writes_once() -> None:
+    inner = LinkedList([1, 2], td=(below := Recorder()))
+    items = LinkedList([inner, 3], td=(td := Recorder()))
+    items[0] = [8, 9]
+    assert items[0] is inner and inner == [8, 9] and td.written == [(0, [8, 9])] and not below.written
+    items[0] = [1]
+    assert items[0] == [1] and type(items[0]) is list, "another length replaces the nested list"
+
+
+def test_changes_of_length_reach_only_the_list() -> None:
+    items = LinkedList([1], td=(td := Recorder()))
+    items.append(2)
+    del items[0]
+    assert items == [2] and not td.written

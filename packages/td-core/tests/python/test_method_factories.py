@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from td_core import (
     hookimpl,
     make_classmethod,
 )
+from td_core._python.method_factories import name_method
 from td_core.testing import installed
 
 
@@ -38,3 +40,28 @@ def test_make_classmethod_returns_instance_of_class() -> None:
         assert type(TensorDict.from_range(2)) is TensorDict  # type: ignore[attr-defined]
         assert Own.class_and_range(3) == (Own, 3)  # type: ignore[attr-defined]
         assert Own.from_range.__doc__ == "Make an entry ``a`` from a range."  # type: ignore[attr-defined]
+
+
+def make_method(name: str, factor: int) -> Any:
+    def method(self: int) -> int:
+        return self * factor
+
+    return name_method(method, name, f"Multiply by {factor}.")
+
+
+def test_name_method_sets_name_doc_and_own_code() -> None:
+    double, triple = make_method("double", 2), make_method("triple", 3)
+    assert [(m.__name__, m.__doc__, m(5)) for m in (double, triple)] == [
+        ("double", "Multiply by 2.", 10),
+        ("triple", "Multiply by 3.", 15),
+    ]
+    # torch.compile keeps graphs by code object.
+    assert double.__code__ is not triple.__code__ and double.__code__.co_name == "double"
+
+
+def test_make_classmethod_has_signature_with_class() -> None:
+    made = make_classmethod(from_range)
+    assert str(inspect.signature(made.__func__)) == "(cls, stop: 'int', *, step: 'int' = 1) -> 'TensorDict'"
+    bound = made.__get__(None, Own)
+    assert list(inspect.signature(bound).parameters) == ["stop", "step"]
+    assert type(bound(3)) is TensorDict, "not converted without dense"

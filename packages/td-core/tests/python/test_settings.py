@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,10 +13,13 @@ import torch
 from td_core import (
     TensorDict,
     get_defaults_to_none,
+    get_printoptions,
     lazy_legacy,
     set_get_defaults_to_none,
     set_lazy_legacy,
+    set_printoptions,
 )
+from td_core._python.settings import Switch
 from td_core.errors import KeyPathError
 
 
@@ -65,3 +71,133 @@ class TestSettings:
         assert set_lazy_legacy(False)(len) is len
         with pytest.raises(NotImplementedError, match="lazy views do not exist here"):
             set_lazy_legacy(True)
+
+
+class Own(Switch):
+    """A switch with settings of its own, as a package may define one."""
+
+    class _Store(threading.local):
+        def __init__(self) -> None:
+            self.entered: list[Any] = []
+            self.level = 0
+
+    _settings = _Store()
+    _name = "level"
+
+
+def level() -> int:
+    return Own._settings.level
+
+
+def test_switch_ends_in_any_order() -> None:
+    first, second = Own(1), Own(2)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert level() == 0
+    second.__exit__(None, None, None)
+    assert level() == 1, "each restores what it replaced"
+    Own(0).set()
+    with pytest.raises(ZeroDivisionError), first, second:
+        raise ZeroDivisionError
+    assert level() == 0 and not Own._settings.entered
+
+
+def test_switch_decorates_generator_for_its_steps_only() -> None:
+    @Own(5)
+    def generate() -> Iterator[int]:
+        received = yield level()
+        try:
+            yield received + level()
+        except KeyError:
+            yield -level()
+        finally:
+            Own._settings.cleaned = level()
+
+    running = generate()
+    assert (next(running), level(), running.send(10), level()) == (5, 0, 15, 0)
+    assert (running.throw(KeyError()), level()) == (-5, 0)
+    running.close()
+    assert (Own._settings.cleaned, level()) == (5, 0)
+
+
+def test_switch_decorates_coroutine_for_its_steps_only() -> None:
+    @Own(5)
+    async def read() -> tuple[int, int]:
+        before = level()
+        await asyncio.sleep(0)
+        return before, level()
+
+    async def read_beside() -> list[Any]:
+        async def other() -> int:
+            return level()
+
+        return await asyncio.gather(read(), other())
+
+    assert asyncio.run(read_beside()) == [(5, 5), 0]
+
+
+def test_switch_of_asynchronous_generator_raises() -> None:
+    async def generate() -> Any:
+        yield 1
+
+    with pytest.raises(
+        TypeError, match=r"Own cannot decorate .*generate\(\), which makes asynchronous generators"
+    ):
+        Own(1)(generate)
+
+
+def test_switch_changes_its_thread_only() -> None:
+    found = []
+    with Own(3):
+        thread = threading.Thread(target=lambda: found.append(level()))
+        thread.start()
+        thread.join()
+    assert found == [0]
+
+
+def test_switch_decorated_function_that_raises_restores_setting() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Own(4)(lambda: 1 / 0)()
+    assert level() == 0
+
+
+def test_set_get_defaults_to_none_in_another_thread_restores_that_thread() -> None:
+    switch, found = set_get_defaults_to_none(False), []
+
+    def read() -> None:
+        with switch:
+            found.append(get_defaults_to_none())
+        found.append(get_defaults_to_none())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert found == [False, True] and not get_defaults_to_none()
+    with switch:
+        pass
+    assert get_defaults_to_none(), "the block undoes the call"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"show_dtype": False}, {"compact": True, "show_dtype": False, "show_device": True}),
+        ({"show_shape": False}, {"compact": False, "show_shape": False}),
+        ({"show_shape": False, "compact": True}, {"compact": True, "show_shape": False}),
+        ({"verbose": False}, {"compact": True, "show_device": False, "show_dtype": False, "show_shape": True}),
+        ({"verbose": False, "show_dtype": True}, {"show_device": False, "show_dtype": True}),
+    ],
+)  # fmt: skip
+def test_set_printoptions_changes_given_options(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    before = get_printoptions()
+    with set_printoptions(**options):
+        assert get_printoptions() == {**get_printoptions(), **expected}
+        get_printoptions()["compact"] = "a copy"
+        assert get_printoptions()["compact"] != "a copy"
+    assert get_printoptions() == before
+
+
+def test_set_printoptions_unknown_option_raises() -> None:
+    with pytest.raises(TypeError, match=r"has no option \['color'\]; there are \['compact', "):
+        set_printoptions(color=True)
