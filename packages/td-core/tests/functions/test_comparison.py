@@ -1,4 +1,4 @@
-"""``assert_close`` of leaves of any two subclasses of Tensor."""
+"""assert_close of collections: structure, tolerances, and leaves of any two subclasses of Tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from td_core import StoredTensor, TensorDict, TensorDictParams, assert_close, lazy_stack
+from td_core import (
+    LazyStackedTensorDict,
+    StoredTensor,
+    TensorDict,
+    TensorDictParams,
+    assert_allclose_td,
+    assert_close,
+    lazy_stack,
+)
+from td_core.errors import KeyPathError
 from td_core.testing import RawFile
 
 
@@ -69,3 +78,47 @@ def test_assert_close_of_other_classes_compares_dtype_and_shape() -> None:
         AssertionError, match=r"key 'w' differs: The values for attribute 'shape' do not match"
     ):
         assert_close(first, second.set("w", second["w"][:, :1]))
+
+
+TREE = TensorDict({"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3])
+
+
+class TestAssertClose:
+    def test_assert_close_equal_collections_returns_true(self) -> None:
+        assert assert_close(TREE, TREE.clone())
+        assert assert_allclose_td(TREE, TensorDict(TREE, []))
+        assert assert_close(TREE, TREE.exclude("a"), intersection=True)
+        assert assert_close(TREE, TREE.apply(lambda x: x + 1e-9 if x.is_floating_point() else x))
+        stack = LazyStackedTensorDict(*[TensorDict(a=torch.ones(n)) for n in (1, 2)])
+        assert assert_close(stack, stack.clone())
+
+    def test_assert_close_tolerances_and_nan(self) -> None:
+        a, b = TensorDict(a=torch.zeros(1)), TensorDict(a=torch.full((1,), 1e-3))
+        assert assert_close(a, b, rtol=0, atol=1e-2)
+        with pytest.raises(AssertionError, match="key 'a' differs: "):
+            assert_close(a, b)
+        nan = TensorDict(a=torch.tensor(float("nan")))
+        assert assert_close(nan, nan.clone())
+        with pytest.raises(AssertionError, match="key 'a' differs"):
+            assert_close(nan, nan.clone(), equal_nan=False)
+
+    @pytest.mark.parametrize(
+        ("other", "error", "message"),
+        [
+            (TREE.exclude(("b", "c")), KeyPathError, r"differ at key 'b': missing keys \['c'\]"),
+            (TREE.apply(lambda x: x.double()), AssertionError, r"dtype"),
+            (
+                TensorDict({"a": {}, "b": TREE["b"]}, [3]),
+                AssertionError,
+                "the structures differ at key 'a'",
+            ),
+            ({"a": 1}, TypeError, "compares collections; got dict"),
+        ],
+    )
+    def test_assert_close_difference_raises_with_key(self, other: Any, error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            assert_close(TREE, other)
+
+    def test_assert_close_msg_and_prefix_start_message(self) -> None:
+        with pytest.raises(AssertionError, match=r"^here: key \('p', 'a'\) differs"):
+            assert_close(TensorDict(a=1), TensorDict(a=2), msg="here: ", prefix="p")

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictParams,
+    merge_tensordicts,
+)
 from td_core._functions.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
 from td_core.errors import (
     BatchSizeError,
@@ -386,3 +391,29 @@ def test_stack_leaf_and_node_raises() -> None:
     for items in ([leaf, level], [level, leaf]):
         with pytest.raises(StructureError, match="the structures differ at key 'a'"):
             torch.stack(items)
+
+
+class TestMerge:
+    def test_merge_nested_keys_keeps_first_value(self) -> None:
+        first = TensorDict(a=1, n={"b": 1})
+        result = merge_tensordicts(first, TensorDict(a=2, n={"c": 2}), TensorDict(d=3, e={}))
+        assert list(result.keys(True, True)) == ["a", ("n", "b"), ("n", "c"), "d"]
+        assert "e" in result
+        assert result["a"] == 1
+        assert list(first.keys(True, True)) == ["a", ("n", "b")]
+
+    def test_merge_callback_receives_all_values(self) -> None:
+        items = [TensorDict(a=i, n={"b": i}) for i in range(3)]
+        result = merge_tensordicts(*items, callback_exist=lambda *entries: torch.stack(entries))
+        assert result["n", "b"].tolist() == [0, 1, 2]
+        result = merge_tensordicts(*items, callback_exist={("n", "b"): lambda *entries: entries[-1]})
+        assert (result["a"], result["n", "b"]) == (0, 2)
+        result = merge_tensordicts(*items, callback_exist={"a": lambda *entries: entries[-1]})
+        assert (result["a"], result["n", "b"]) == (2, 0)
+
+    def test_merge_invalid_arguments_raises(self) -> None:
+        with pytest.raises(StructureError, match="two collections or more, got 1"):
+            merge_tensordicts(make_td(0.0))
+        for items in ([{"a": 1}, {"a": {"x": 1}}], [{"a": {"x": 1}}, {"a": 1}]):
+            with pytest.raises(StructureError, match="the structures differ at key 'a'"):
+                merge_tensordicts(*map(TensorDict, items))

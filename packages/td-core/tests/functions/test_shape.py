@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, expand_as_right, expand_right
 from td_core._functions.shape import same_memory
 from td_core._python.collector import pause_collector
 from td_core.errors import BatchSizeError, CollectionIndexError, DimError, LockedError, StructureError
@@ -581,3 +581,21 @@ META = torch.zeros(4, device="meta")
 )
 def test_same_memory_returns_true_for_equal_views(left: Tensor, right: Tensor, expected: bool) -> None:
     assert same_memory(left, right) is expected
+
+
+class TestExpansion:
+    def test_expand_right_appends_dims(self, make_dense: Any) -> None:
+        assert expand_right(torch.arange(2), (2, 3)).tolist() == [[0, 0, 0], [1, 1, 1]]
+        assert expand_as_right(torch.zeros(3), make_dense()).shape == (3,)
+        with pytest.raises(RuntimeError, match="must match the existing size"):
+            expand_right(torch.zeros(2), (3, 3))
+        with pytest.raises(RuntimeError, match="has 2 dims"):
+            expand_right(torch.zeros(2, 3), (2,))
+
+    def test_expand_as_right_collection_expands_leaves(self, make_dense: Any) -> None:
+        result = expand_as_right(make_dense(), TensorDict(batch_size=[3, 5]))
+        assert result.batch_size == result["b"].batch_size == (3, 5)
+        assert result["a"].shape == (3, 5, 2)
+        assert torch.equal(result["a"][:, 4], make_dense()["a"])
+        with pytest.raises(RuntimeError, match=r"\[3\] does not start \[4\]"):
+            expand_as_right(make_dense(), torch.zeros(4))

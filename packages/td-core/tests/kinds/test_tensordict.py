@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +12,7 @@ from torch import nn
 
 from td_core import (
     LazyStackedTensorDict,
-    TensorCollection,
     TensorDict,
-    TensorDictParams,
     from_module,
     unravel_key_list,
 )
@@ -30,7 +26,6 @@ from td_core.errors import (
     LockedError,
     StructureError,
 )
-from td_core.spi import Wrapper
 
 
 def test_construct_nested_mapping_inherits_batch_size_and_device():
@@ -155,24 +150,6 @@ def test_set_strided_nested_tensor_stores_it():
     td["b"] = rows
     assert td["a"] is rows
     assert td["b"] is rows
-
-
-@pytest.mark.parametrize(
-    "cls", [TensorCollection, TensorDict, LazyStackedTensorDict, TensorDictParams, Wrapper]
-)
-def test_pickle_public_method_returns_same_method(cls):
-    methods = {name: inspect.getattr_static(cls, name) for name in dir(cls)}
-    functions = {name: method for name, method in methods.items() if inspect.isfunction(method)}
-    assert len(functions) > 200
-    assert [name for name, each in functions.items() if pickle.loads(pickle.dumps(each)) is not each] == []
-
-
-def test_to_unknown_option_error_names_public_class():
-    for call in (TensorDict().cpu, TensorDict().cuda, TensorDict().to):
-        with pytest.raises(
-            TypeError, match=r"^TensorCollection.to\(\) got an unexpected keyword argument 'bogus'"
-        ):
-            call(bogus=1)
 
 
 def make_ragged() -> LazyStackedTensorDict:

@@ -1,16 +1,24 @@
-"""Collections as mappings, for libraries that search a batch for tensors. Each test is a process, as nothing can undo it."""
+"""The public base classes: their methods, and collections as mappings for libraries that search a batch for tensors."""
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from td_core import StructureError, TensorDict
-
-pytestmark = pytest.mark.once
+from td_core import (
+    LazyStackedTensorDict,
+    StructureError,
+    TensorCollection,
+    TensorDict,
+    TensorDictParams,
+    is_tensor_collection,
+)
+from td_core.spi import Wrapper
 
 PROGRAM = """
 from collections.abc import Mapping, MutableMapping
@@ -38,6 +46,7 @@ print(nn.Linear(1, 1).load_state_dict(TensorDict(weight=torch.ones(1, 1), bias=t
 """
 
 
+@pytest.mark.once
 def test_count_as_mapping_registers_kinds_and_keeps_behaviour():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
@@ -57,3 +66,28 @@ def test_iterate_without_batch_dims_raises_naming_count_as_mapping():
         "cannot iterate over a TensorDict without batch dims; use keys(). A library that searches a batch for tensors finds "
         "them after td_core.count_as_mapping(); log() of Lightning also takes batch_size="
     )
+
+
+class TestPredicates:
+    def test_is_tensor_collection_accepts_class_and_instance(self) -> None:
+        assert is_tensor_collection(TensorDict())
+        assert is_tensor_collection(TensorCollection)
+        assert not is_tensor_collection(torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "cls", [TensorCollection, TensorDict, LazyStackedTensorDict, TensorDictParams, Wrapper]
+)
+def test_pickle_public_method_returns_same_method(cls):
+    methods = {name: inspect.getattr_static(cls, name) for name in dir(cls)}
+    functions = {name: method for name, method in methods.items() if inspect.isfunction(method)}
+    assert len(functions) > 200
+    assert [name for name, each in functions.items() if pickle.loads(pickle.dumps(each)) is not each] == []
+
+
+def test_to_unknown_option_error_names_public_class():
+    for call in (TensorDict().cpu, TensorDict().cuda, TensorDict().to):
+        with pytest.raises(
+            TypeError, match=r"^TensorCollection.to\(\) got an unexpected keyword argument 'bogus'"
+        ):
+            call(bogus=1)
