@@ -1,100 +1,26 @@
-"""Copying, casting, moving, gradients and new collections of the same structure."""
+"""Copies, gradients as collections, and new collections of the same structure."""
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
-from td_core._functions.device_moves import get_device_to_sync, parse_target
-from td_core._functions.dtypes import CASTS
-from td_core._methods.dtypes import DtypeMixin
-from td_core._torch.dtypes import METHODS
-from td_core._tree.walks import list_nested
-from td_core.errors import KeyMismatchError, LockedError, StructureError
+from td_core import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictParams,
+    lazy_stack,
+)
+from td_core.errors import KeyMismatchError, StructureError
 
 
 @pytest.fixture(params=["nested", "lazy", "nested lazy"])
 def td(request: pytest.FixtureRequest, make_collection: Any) -> Any:
     return make_collection(request.param)
-
-
-SHORTHANDS = [
-    name
-    for name, method in vars(DtypeMixin).items()
-    if inspect.isfunction(method) and method.__closure__  # a factory built it
-]
-CASTABLE = [name for name in SHORTHANDS if "cast" not in METHODS[name].cannot]
-
-
-def test_generated_cast_methods_equal_table() -> None:
-    assert sorted(METHODS) == SHORTHANDS
-
-
-@pytest.mark.parametrize("name", CASTABLE)
-def test_cast_methods_equal_torch_to(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
-    dtype = getattr(torch, name)
-    expected = {key: leaf.to(dtype) for key, leaf in td.items(True, True)}
-    assert_leaves_equal(getattr(td, name)(), expected)
-    assert_leaves_equal(td.to(dtype), expected)
-    assert_leaves_equal(td.type(dtype), expected)
-
-
-@pytest.mark.filterwarnings("ignore:B?Complex")
-def test_complex32_casts_leaves() -> None:
-    assert TensorDict({"a": torch.zeros(1)}).complex32()["a"].dtype == torch.complex32
-
-
-@pytest.mark.parametrize("name", [name for name in SHORTHANDS if name.startswith("q")])
-def test_cast_quantized_dtype_raises(name: str) -> None:
-    with pytest.raises(RuntimeError):
-        getattr(TensorDict({"a": torch.zeros(1)}), name)()
-
-
-@pytest.mark.parametrize("dtype", CASTS, ids=str)
-def test_cast_table_methods_return_their_dtype(dtype: torch.dtype) -> None:
-    assert CASTS[dtype](torch.ones(1, dtype=torch.int8)).dtype == dtype
-
-
-def test_cast_same_dtype_keeps_leaves(make_nested: Any) -> None:
-    td = make_nested()
-    assert td.float()["a"] is td["a"]
-    assert td.float() is not td
-
-
-def test_cast_filter_receives_key_and_leaf(td: TensorDict) -> None:
-    seen: set[object] = set()
-
-    def only_a(key: tuple[str, ...], leaf: Tensor) -> bool:
-        seen.add(key)
-        assert isinstance(leaf, Tensor)
-        return key == ("a",)
-
-    result = td.double(cast_filter=only_a)
-    assert seen == {key if isinstance(key, tuple) else (key,) for key in td.keys(True, True)}
-    for key, leaf in result.items(True, True):
-        assert leaf.dtype == (torch.float64 if key == "a" else torch.float32)
-    assert td.type(torch.int8, cast_filter=only_a)["a"].dtype == torch.int8
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-def test_to_cast_filter_casts_accepted_leaves(td: TensorDict, inplace: bool) -> None:
-    seen: list[object] = []
-
-    def accepts(key: object, leaf: Tensor) -> bool:
-        seen.append(key)
-        return key[-1] == "a" and "n" not in key
-
-    names = {key for key in td.keys(True, True) if "a" in key}
-    result = td.to("cpu", torch.float64, cast_filter=accepts, inplace=inplace)
-    assert all(isinstance(key, tuple) for key in seen)
-    assert {key for key, leaf in result.items(True, True) if leaf.dtype == torch.float64} == names
-    assert (result is td, result.device.type) == (inplace, "cpu")
-    assert td.to(torch.float16, cast_filter=None).dtype == torch.float16
 
 
 def test_clone_locked_td_copies_leaves_and_is_unlocked(td: TensorDict, assert_leaves_equal: Any) -> None:
@@ -121,137 +47,6 @@ def test_clone_memory_format_applies_to_leaves() -> None:
     assert result["a"].is_contiguous(memory_format=torch.channels_last)
     with pytest.raises(TypeError, match="copies no leaf, so it takes no memory_format"):
         td.clone(recurse=False, memory_format=torch.channels_last)
-
-
-def test_to_device_labels_every_node(td: TensorDict, assert_leaves_equal: Any) -> None:
-    result = td.to("cpu")
-    assert result is not td
-    assert result.device == torch.device("cpu")
-    assert td.device is None
-    assert result.to("cpu") is result
-    assert result.cpu() is result
-    assert_leaves_equal(result, dict(td.items(True, True)))
-    todo = [result]
-    while todo:
-        node = todo.pop()
-        assert node.device == torch.device("cpu")
-        todo.extend(list_nested(node))
-
-
-def test_to_other_device_moves_leaves(make_nested: Any) -> None:
-    result = make_nested().to("meta")
-    assert result.device == torch.device("meta")
-    assert result["n", "b"].device == torch.device("meta")
-    assert result["n"].device == torch.device("meta")
-    both = make_nested().to("meta", torch.float64)
-    assert (both["a"].device, both["a"].dtype) == (torch.device("meta"), torch.float64)
-
-
-def test_to_with_each_argument_form_gives_equal_results(make_nested: Any) -> None:
-    td = make_nested()
-    double = torch.zeros(1, dtype=torch.float64)
-    forms = [
-        td.to("cpu", torch.float64),
-        td.to(torch.device("cpu"), torch.float64, True),
-        td.to(torch.float64).to("cpu", non_blocking=True),
-        td.to(device="cpu", dtype=torch.float64),
-        td.to(double),
-        td.to(other=double),
-        td.to(TensorDict({"a": double}, device="cpu")),
-        td.to(other=TensorDict({"a": double}, device="cpu")),
-        td.to("cpu", torch.float64, non_blocking_pin=True, num_threads=2),
-    ]
-    for result in forms:
-        assert (result.device, result["n", "b"].dtype) == (torch.device("cpu"), torch.float64)
-        assert result.batch_size == td.batch_size
-    assert td.to() is td
-    assert td.to(None) is td
-    assert td.to(TensorDict({"a": double, "b": torch.zeros(1)})) is td
-
-
-def test_to_batch_size_keeps_batch_size_of_source(make_nested: Any) -> None:
-    td = make_nested()
-    assert td.to(batch_size=[2]).batch_size == (2,)
-    assert td.to(torch.float64, batch_size=[2]).batch_size == (2,)
-    assert td.batch_size == (2, 3)
-
-
-def test_to_memory_format_converts_leaves_of_right_ndim() -> None:
-    td = TensorDict({"a": torch.zeros(2, 3, 4, 5), "b": torch.zeros(2)}, [2])
-    for result in (td.to(memory_format=torch.channels_last), td.to(torch.channels_last)):
-        assert result["a"].is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(result["b"], td["b"])
-
-
-def test_to_inplace_replaces_leaves(td: TensorDict, assert_leaves_equal: Any) -> None:
-    expected = {key: leaf.double() for key, leaf in td.items(True, True)}
-    assert td.to("cpu", torch.float64, inplace=True) is td
-    assert_leaves_equal(td, expected)
-    assert td.device == torch.device("cpu")
-    with pytest.raises(LockedError, match="cannot replace leaves"):
-        td.lock_().to(torch.float32, inplace=True)
-    assert_leaves_equal(td, expected)
-
-
-def test_to_inplace_uneven_members_casts_all() -> None:
-    stack = LazyStackedTensorDict(
-        TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3), "b": 1.0})
-    )
-    assert stack.to(torch.float64, inplace=True) is stack
-    assert [[leaf.dtype for leaf in member.values()] for member in stack.tensordicts] == [
-        [torch.float64],
-        [torch.float64] * 2,
-    ]
-
-
-@pytest.mark.parametrize("stacked", [False, True])
-def test_to_inplace_locked_node_replaces_nothing(stacked: bool) -> None:
-    parts = [TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2)}}, [2]) for _ in range(2)]
-    td = TensorDict.lazy_stack(parts) if stacked else TensorDict({"n": parts[0], "x": torch.ones(2)}, [2])
-    parts[0]["b"].lock_()
-    leaves = list(td.values(True, True)) if not stacked else [part["a"] for part in parts]
-    for call in (lambda: td.to(torch.float64, inplace=True), lambda: td.pin_memory(inplace=True)):
-        with pytest.raises(LockedError, match="cannot replace leaves: the TensorDict is locked"):
-            call()
-    found = list(td.values(True, True)) if not stacked else [part["a"] for part in parts]
-    assert all(one is other for one, other in zip(leaves, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    "arguments", [(3.5,), ("cpu", "cpu"), (torch.int8, torch.int8), ("cpu", True, True)], ids=str
-)
-def test_to_bad_argument_raises(arguments: tuple[object, ...], make_nested: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"to\(\) takes a device, a dtype, both, or another tensor or collection"
-    ):
-        make_nested().to(*arguments)
-
-
-def test_to_unknown_device_raises(make_nested: Any) -> None:
-    with pytest.raises(RuntimeError, match="nosuch"):
-        make_nested().to("nosuch")
-
-
-def test_parse_target_reads_other_and_dtype() -> None:
-    target = parse_target((torch.zeros(1, device="meta"),), None, torch.int8, None, None, None)
-    assert target[:3] == (torch.device("meta"), torch.int8, None)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "expected"),
-    [
-        ("cpu", "cpu", None),
-        ("cuda:0", "cpu", "cuda:0"),
-        ("cpu", "cuda:1", "cuda:1"),
-        ("cuda:0", "cuda:1", None),
-        ("cpu", "meta", None),
-    ],
-)
-def test_get_device_to_sync_returns_cuda_device_or_none(
-    source: str, target: str, expected: str | None
-) -> None:
-    found = get_device_to_sync(torch.device(source), torch.device(target))
-    assert found == (None if expected is None else torch.device(expected))
 
 
 def test_detach_and_data_share_memory_with_source(td: TensorDict) -> None:
@@ -427,24 +222,6 @@ def test_as_tensor_converts_subclass_leaves() -> None:
     assert result["j"] is td["j"]
 
 
-def test_share_memory_shares_and_locks(td: TensorDict) -> None:
-    assert not td.is_shared()
-    assert td.share_memory_() is td
-    assert td.is_shared()
-    assert td.is_locked
-    assert all(leaf.is_shared() for leaf in td._leaves())
-    assert not TensorDict().is_shared()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="pinning works here")
-def test_pin_memory_without_accelerator_changes_nothing(td: TensorDict) -> None:
-    before = td._leaves()
-    for call in (td.pin_memory, td.pin_memory_, lambda: td.pin_memory(num_threads=2, inplace=True)):
-        with pytest.raises(RuntimeError):
-            call()
-    assert all(new is old for new, old in zip(td._leaves(), before, strict=True))
-
-
 NEW = {
     "new_zeros": torch.zeros,
     "new_ones": torch.ones,
@@ -535,69 +312,142 @@ def test_casts_under_vmap_equal_eager(make_nested: Any, assert_leaves_equal: Any
     )
 
 
-def test_to_params_keeps_requires_grad(make_nested: Any) -> None:
-    params = TensorDictParams(make_nested())
-    assert all(leaf.requires_grad for leaf in params.to(torch.float64)._leaves())
+def make_dense(**more: Any) -> TensorDict:
+    return TensorDict({"w": torch.arange(4.0), "n": {"v": torch.ones(4, 2)}, **more}, batch_size=[4])
 
 
-@pytest.mark.parametrize(("structure", "device"), [("nested", None), ("nested", "cpu"), ("lazy", None)])
-def test_to_context_writes_back_in_old_dtype(
-    structure: str, device: str | None, make_collection: Any
+def make_uneven() -> Any:
+    """Return a lazy stack whose members differ in shapes and keys."""
+    return lazy_stack(
+        [TensorDict({"w": torch.ones(2)}), TensorDict({"w": torch.ones(3), "z": torch.ones(1)})]
+    )
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "dense": make_dense,
+    "empty node": lambda: make_dense(empty={}, deep={"empty": {}}),
+    "lazy": lambda: lazy_stack(make_dense().unbind(0)),
+    "uneven": make_uneven,
+    "nested stack": lambda: TensorDict({"in": make_uneven()}, batch_size=[2]),
+    "params": lambda: TensorDictParams(make_dense(empty={})),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_backward_and_grad_of_collection_equal_torch(kind: str) -> None:
+    weights = KINDS[kind]().requires_grad_()
+    outputs = weights * 3
+    ones = outputs.apply(torch.ones_like, filter_empty=True)
+    outputs.backward(ones, retain_graph=True)
+    assert all(torch.equal(leaf.grad, torch.full_like(leaf, 3.0)) for leaf in weights._leaves())
+    result = torch.autograd.grad(outputs, weights, ones)
+    assert all(torch.equal(leaf, torch.full_like(leaf, 3.0)) for leaf in result._leaves())
+    weights.grad = weights.grad * 2
+    assert all(torch.equal(leaf.grad, torch.full_like(leaf, 6.0)) for leaf in weights._leaves())
+
+
+def test_backward_lazy_stack_and_dense_gradient_equals_torch() -> None:
+    stack, dense = lazy_stack([TensorDict({"w": torch.ones(3)}) for _ in range(2)]), torch.ones(2, 3)
+    for weights, gradient in (
+        (stack.clone(), TensorDict({"w": dense}, batch_size=[2])),
+        (TensorDict({"w": dense.clone()}, batch_size=[2]), stack),
+    ):
+        (weights.requires_grad_() * 2).backward(gradient)
+        assert torch.equal(weights.grad["w"], dense * 2)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "error", "message"),
+    [
+        (TensorDict({"w": torch.ones(4)}), KeyMismatchError, r"at the root: missing keys \['n'\]"),
+        (TensorDict({"w": torch.ones(4), "n": {}}), KeyMismatchError, r"at key 'n': missing keys \['v'\]"),
+        (
+            TensorDict({"w": torch.ones(4), "n": torch.ones(4)}),
+            StructureError,
+            r"at key 'n': a TensorDict there",
+        ),
+        (
+            TensorDict({"w": {"x": torch.ones(4)}, "n": {"v": torch.ones(4, 2)}}),
+            StructureError,
+            r"at key 'w'",
+        ),
+    ],
+)
+def test_backward_gradient_without_a_needed_leaf_raises(
+    gradient: TensorDict, error: type[Exception], message: str
 ) -> None:
-    td = make_collection(structure)
-    td = td if device is None else td.to(device)
-    before = dict(td.clone().items(True, True))
-    with td.to(torch.float64) as there:
-        there["a"] = there["a"] + 1
-        there["n", "b"] = there["n", "b"] + 1
-        there["new"] = torch.ones(there.batch_size, dtype=torch.int8)
-    assert td["new"].dtype == torch.int8
-    td.del_("new")
-    for key, leaf in td.items(True, True):
-        assert leaf.dtype == before[key].dtype
-        torch.testing.assert_close(leaf, before[key] + (key in ("a", ("n", "b"))))
-    with td.to("cpu" if td.device else td.dtype) as same:
-        same["a"] = same["a"] + 1
-    torch.testing.assert_close(td["a"], before["a"] + 2)
+    weights = make_dense().requires_grad_()
+    with pytest.raises(error, match=message):
+        (weights * 2).backward(gradient)
+    with pytest.raises(error, match=message):
+        torch.autograd.grad(weights * 2, weights, gradient)
+    assert weights.grad is None
 
 
-def test_to_noop_keeps_outer_context(make_nested: Any) -> None:
-    td = make_nested().to("cpu")
-    with td.flatten_keys(".") as flat:
-        flat.to("cpu")["new"] = torch.zeros(td.batch_size)
-    assert "new" in td.keys()
+def test_backward_gradient_of_other_member_count_raises() -> None:
+    weights = make_uneven().requires_grad_()
+    with pytest.raises(
+        StructureError, match=r"a lazy stack of 2 members along dim 0 there, batch size \[3\] here"
+    ):
+        (weights * 2).backward(lazy_stack([TensorDict({"w": torch.ones(2)})] * 3))
 
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_grad_of_outputs_with_an_integer_leaf_leaves_it_out() -> None:
+    x = torch.ones(4, requires_grad=True)
+    outputs = TensorDict({"a": x * 2, "index": torch.arange(4)}, batch_size=[4])
+    for gradient in (TensorDict({"a": torch.ones(4)}), torch.ones_like(outputs)):
+        (result,) = torch.autograd.grad(outputs, x, gradient, retain_graph=True)
+        assert result.tolist() == [2.0] * 4
 
 
-@CUDA
-def test_to_cuda_and_back_copies_complete_data() -> None:
-    for _ in range(20):
-        td = TensorDict({str(i): torch.randn(512, 512) for i in range(8)}, [512]).pin_memory()
-        there = td.to("cuda")
-        expected = [leaf.clone() for leaf in td._leaves()]
-        td.zero_()
-        back = (there * 2).to("cpu")
-        for leaf, value in zip(back._leaves(), expected, strict=True):
-            assert torch.equal(leaf, value * 2)
+def make_stack(dim: int = 1) -> Any:
+    return lazy_stack(
+        [TensorDict({"x": torch.ones(1), "n": {"y": torch.ones(1)}}, [1]) for _ in range(10)], dim
+    )
 
 
-@CUDA
-def test_cuda_argument_forms_move_to_device(make_nested: Any, assert_leaves_equal: Any) -> None:
-    td = make_nested()
-    there = td.cuda()
-    assert there.device == torch.device("cuda", torch.cuda.current_device())
-    assert there.cuda(0) is there
-    assert td.cuda("cuda:0").device == torch.device("cuda:0")
-    assert there.record_stream(torch.cuda.current_stream()) is there
-    assert_leaves_equal(there.cpu(), dict(td.items(True, True)))
+EMPTY_LAZY = {
+    "new_zeros": lambda td, size: td.new_zeros(size, empty_lazy=True),
+    "new_ones": lambda td, size: td.new_ones(*size, empty_lazy=True),
+    "new_empty": lambda td, size: td.new_empty(size, empty_lazy=True),
+    "new_full": lambda td, size: td.new_full(size, 3.0, empty_lazy=True),
+}
 
 
-@CUDA
-def test_pin_memory_pins_all_leaves(make_nested: Any) -> None:
-    td = make_nested()
-    assert all(leaf.is_pinned() for leaf in td.pin_memory(num_threads=2)._leaves())
-    assert td.pin_memory_() is td
-    assert all(leaf.is_pinned() for leaf in td._leaves())
-    assert td.to("cuda", non_blocking_pin=True, num_threads=2).device.type == "cuda"
+@pytest.mark.parametrize("size", [(10, 1), (1, 10, 1), (1, 100, 1), (4,)])
+@pytest.mark.parametrize("name", EMPTY_LAZY)
+def test_new_empty_lazy_nested_stack_is_empty_stack(name: str, size: tuple[int, ...]) -> None:
+    td = TensorDict(
+        {"s": make_stack(), "n": {"s": make_stack(), "a": torch.ones(1, 10)}, "a": torch.ones(1, 10)}, [1, 10]
+    )
+    result = EMPTY_LAZY[name](td, size)
+    assert list(result.keys()) == ["s", "n", "a"] and result.batch_size == size
+    assert result["a"].shape == size and result["n", "a"].shape == size
+    for key in ("s", ("n", "s")):
+        stack = result.get(key)
+        assert isinstance(stack, LazyStackedTensorDict) and stack.is_empty() and stack.batch_size == size
+        assert stack.stack_dim == min(1, len(size) - 1)
+    result["s"].tensordicts[0]["new"] = torch.ones(result["s"].tensordicts[0].batch_size)
+    assert type(td.get("s")) is LazyStackedTensorDict and not td.get("s").is_empty(), "the source stays"
+    assert not EMPTY_LAZY[name](td, size).get("s").get("n").keys()
+
+
+def test_new_empty_lazy_node_with_more_batch_dims_keeps_them() -> None:
+    stack = lazy_stack([TensorDict({"x": torch.ones(2)}, [2]) for _ in range(3)], 1)
+    result = TensorDict({"s": stack}, [2]).new_zeros(5, empty_lazy=True)
+    assert result.get("s").batch_size == (5, 3) and result.get("s").is_empty()
+    assert len(result.get("s").tensordicts) == 3
+
+
+def test_new_zeros_empty_lazy_keeps_nested_stack_empty() -> None:
+    members = [
+        TensorDict({"s": lazy_stack([TensorDict({"x": 1}), TensorDict({"x": 2})])}, [2]) for _ in range(3)
+    ]
+    result = lazy_stack(members).new_zeros(4, 5, empty_lazy=True)
+    inner = result.tensordicts[0].get("s")
+    assert type(inner) is LazyStackedTensorDict and inner.batch_size == (5,) and inner.is_empty()
+
+
+def test_new_zeros_without_empty_lazy_has_leaves() -> None:
+    td = TensorDict({"s": make_stack()}, [1, 10])
+    assert td.new_zeros(3, 2)["s", "x"].shape == (3, 2)

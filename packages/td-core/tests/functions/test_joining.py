@@ -417,3 +417,107 @@ class TestMerge:
         for items in ([{"a": 1}, {"a": {"x": 1}}], [{"a": {"x": 1}}, {"a": 1}]):
             with pytest.raises(StructureError, match="the structures differ at key 'a'"):
                 merge_tensordicts(*map(TensorDict, items))
+
+
+def merge_three(callback: Any) -> Any:
+    first = TensorDict({"all": 0, "n": {"some": 10, "all": 1}, "one": 5})
+    second = TensorDict({"all": 1, "n": {"some": 11, "all": 2}})
+    third = TensorDict({"all": 2, "n": {"all": 3}})
+    return merge_tensordicts(first, second, third, callback_exist=callback)
+
+
+def join_three(*values: Any) -> Any:
+    assert len(values) == 3
+    return torch.stack(values)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [join_three, {"all": join_three, ("n", "all"): join_three, ("n", "some"): join_three, "one": join_three}],
+    ids=["one", "by key"],
+)
+def test_merge_callback_receives_keys_of_all_inputs(callback: Any) -> None:
+    result = merge_three(callback)
+    assert result["all"].tolist() == [0, 1, 2] and result["n", "all"].tolist() == [1, 2, 3]
+    assert result["n", "some"].item() == 10 and result["one"].item() == 5
+
+
+def test_merge_two_inputs_callback_receives_both() -> None:
+    result = merge_tensordicts(TensorDict(a=1, b=2), TensorDict(a=3), callback_exist=lambda a, b: a + b)
+    assert result["a"].item() == 4 and result["b"].item() == 2
+
+
+def make_deep(size: int = 2, more: str | None = None) -> TensorDict:
+    """Build a tree of which one leaf, three levels down, has a given size."""
+    last = {"z": torch.full((2, size), float(size))} | ({more: torch.ones(2)} if more else {})
+    return TensorDict(
+        {
+            "a": torch.full((2, 3), float(size)),
+            "m": {"q": torch.ones(2)},
+            "n": {"b": torch.ones(2), "c": {"e": {}, "d": last}},
+        },
+        batch_size=[2],
+        names=["t"],
+    )
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("second", [make_deep(3), make_deep(2, "more")], ids=["shape", "key"])
+def test_maybe_dense_stack_makes_only_the_uneven_level_lazy(second, dim):
+    result = maybe_dense_stack([make_deep(), second], dim, stack_dim_name="s")
+    keys = ["m", "n", ("n", "c"), ("n", "c", "e"), ("n", "c", "d")]
+    lazy = [key for key in keys if isinstance(result[key], LazyStackedTensorDict)]
+    assert (type(result), lazy) == (TensorDict, [("n", "c", "d")])
+    assert torch.equal(result["a"], torch.stack([make_deep()["a"], second["a"]], dim if dim >= 0 else 1))
+    names = ["t", "t"]
+    names[dim] = "s"
+    for node in (result, *map(result.get, keys)):
+        assert (node.batch_size, node.names) == ((2, 2), names)
+    parts = result.unbind(dim)
+    assert [part["n", "c", "d"].keys() for part in parts] == [
+        x["n", "c", "d"].keys() for x in (make_deep(), second)
+    ]
+    assert all(
+        (part["n", "c", "d"] == x["n", "c", "d"]).all()
+        for part, x in zip(parts, (make_deep(), second), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [make_deep(), make_deep().exclude("a")],
+        [make_deep(), make_deep().set("a", torch.ones(2))],
+        [make_deep(), make_deep().set("m", torch.ones(2))],
+        [TensorDict(a=torch.ones(1)), TensorDict(a={"b": torch.ones(1)})],
+        [TensorDict(a=torch.ones(2), batch_size=[2]), TensorDict(a=torch.ones(3), batch_size=[3])],
+        [lazy_stack(list(make_deep())), lazy_stack(list(make_deep(3)))],
+    ],
+    ids=["keys", "shape", "form", "root form", "batch size", "lazy"],
+)
+def test_maybe_dense_stack_with_uneven_root_is_lazy(items):
+    result = maybe_dense_stack(items)
+    assert type(result) is LazyStackedTensorDict
+    assert all((one == other).all() for one, other in zip(result.tensordicts, items, strict=True))
+
+
+def test_maybe_dense_stack_of_params_keeps_uneven_level():
+    items = [TensorDictParams(TensorDict(a=torch.ones(2), n={"b": torch.ones(k)})) for k in (1, 2)]
+    result = maybe_dense_stack(items)
+    assert torch.equal(result["a"], torch.ones(2, 2))
+    assert [part["n", "b"].shape for part in result.unbind(0)] == [(1,), (2,)]
+
+
+def test_maybe_dense_stack_negative_dim_is_that_of_the_root():
+    def step(size):
+        agents = lazy_stack([TensorDict(x=torch.full((1,), size)), TensorDict(y=torch.ones(2))])
+        return TensorDict(
+            agents=agents, chat=TensorDict(w=torch.zeros(size), batch_size=[size]), x=torch.ones(3)
+        )
+
+    for items in ([step(1), step(2)], [step(1), step(1).exclude("x")]):
+        last, first = maybe_dense_stack(items, -1), maybe_dense_stack(items, 0)
+        for key in ("agents", "chat"):
+            assert last.get(key).stack_dim == first.get(key).stack_dim == 0
+            assert last.get(key).batch_size == first.get(key).batch_size
+        assert all(last[i]["chat"].batch_size == item["chat"].batch_size for i, item in enumerate(items))

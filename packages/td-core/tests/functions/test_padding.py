@@ -1,4 +1,4 @@
-"""Masks of ``to_padded_tensor``: False at every element that was added."""
+"""to_padded_tensor of uneven members and nested tensors; its masks are False at every element that was added."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import StructureError, TensorDict, lazy_stack, pad_sequence
+from td_core import LazyStackedTensorDict, StructureError, TensorDict, lazy_stack, pad_sequence
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -103,3 +103,36 @@ def test_pad_sequence_of_nested_tensors_raises(layout: torch.layout) -> None:
         StructureError, match=r"pad_sequence: key 'x' is a nested tensor; to_padded_tensor\(\)"
     ):
         pad_sequence(items, return_mask=True)
+
+
+def test_to_padded_tensor_uneven_batch_returns_mask() -> None:
+    members = [TensorDict({"x": torch.ones(n, 2), "n": {"q": torch.ones(n)}}, [n]) for n in (1, 3, 2)]
+    padded = LazyStackedTensorDict(*members).to_padded_tensor(padding=-1, mask_key=("n", "mask"))
+    assert type(padded) is TensorDict
+    assert padded.batch_size == padded["n"].batch_size == (3, 3)
+    assert padded["n", "q"].tolist() == [[1, -1, -1], [1, 1, 1], [1, 1, -1]]
+    assert padded["n", "mask"].tolist() == [[True, False, False], [True] * 3, [True, True, False]]
+    assert padded["x"].shape == (3, 3, 2)
+
+
+def test_to_padded_tensor_pads_nested_uneven_entries() -> None:
+    members = [TensorDict({"x": torch.ones(n), "same": torch.ones(2)}) for n in (1, 2)]
+    inner = LazyStackedTensorDict(*members)
+    outer = TensorDict({"in": LazyStackedTensorDict(inner, inner.clone(), stack_dim=1)})
+    padded = outer.to_padded_tensor(5.0)
+    assert padded["in", "x"].tolist() == [[[1, 5], [1, 5]], [[1, 1], [1, 1]]]
+    assert padded["in", "same"].shape == (2, 2, 2)
+    nested = torch.nested.as_nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    assert TensorDict({"x": nested}).to_padded_tensor(5.0)["x"].tolist() == [[1, 5], [1, 1]]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_to_padded_tensor_nested_tensor_sets_batch_size(layout: torch.layout) -> None:
+    members = [TensorDict({"n": {"a": torch.ones(n, 2)}}, [n]) for n in (1, 3)]
+    ragged = LazyStackedTensorDict(*members)
+    expected = ragged.to_padded_tensor(-1.0, mask_key=("n", "mask"))
+    padded = ragged.densify(layout).to_padded_tensor(-1.0, mask_key=("n", "mask"))
+    assert padded.batch_size == padded["n"].batch_size == (2, 3)
+    assert torch.equal(padded["n", "a"], expected["n", "a"])
+    assert padded["n", "mask"].tolist() == [[True, False, False], [True, True, True]]

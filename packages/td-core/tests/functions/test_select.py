@@ -1,8 +1,7 @@
-"""Masking, gathering, padding and packing elements equal torch on each leaf."""
+"""where, masks, gather and pad equal torch on each leaf; where of uneven members replaces whole entries."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
-from td_core._functions.packing import PackLayout
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core._functions.select import pad
 from td_core.errors import BatchSizeError, CollectionIndexError, KeyMismatchError, LockedError, StructureError
 
@@ -286,104 +284,6 @@ def test_select_bad_argument_raises(call: Callable[[Any], Any], error: type[Exce
         call(make_td())
 
 
-def make_packable(batch: tuple[int, ...] = (2,)) -> TensorDict:
-    def leaf(*tail: int) -> Tensor:
-        return torch.arange(math.prod((*batch, *tail))).view((*batch, *tail)) + 0.5
-
-    return TensorDict({"b": {"d": leaf(2, 2), "c": leaf()}, "a": leaf(3), "e": {}}, batch)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_pack_nested_tensor_raises(layout: torch.layout) -> None:
-    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
-    with pytest.raises(StructureError, match=r"cannot pack key \('n', 'b'\)"):
-        TensorDict({"a": torch.ones(2), "n": {"b": ragged}}).pack()
-
-
-@pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0,)])
-@pytest.mark.parametrize("at", ["first", "last"])
-def test_pack_unpack_round_trip(batch: tuple[int, ...], at: str) -> None:
-    td = make_packable(batch)
-    dim = 0 if at == "first" else -1
-    packed, layout = td.pack(dim)
-    assert packed.shape == ((8, *batch) if at == "first" else (*batch, 8))
-    assert (layout.keys, layout.shapes) == (("a", ("b", "c"), ("b", "d")), ((3,), (), (2, 2)))
-    assert (layout.offsets, layout.numel, layout.dim) == (
-        (0, 3, 4),
-        8,
-        -1 if at == "last" else -1 - len(batch),
-    )
-    first = packed.movedim(layout.dim, -1)
-    assert torch.equal(first[..., :3], td["a"])
-    assert torch.equal(first[..., 4:], td["b", "d"].reshape(*batch, 4))
-    restored = layout.unpack(packed)
-    assert restored.batch_size == restored["b"].batch_size == batch
-    assert "e" in restored
-    for key in td.keys(True, True):
-        assert torch.equal(restored[key], td[key])
-
-
-def test_pack_layout_is_comparable_and_reusable() -> None:
-    packed, layout = make_packable().pack()
-    assert layout == PackLayout(layout.keys, layout.shapes, nested=layout.nested)
-    again, same = (make_packable() + 1).pack(layout=layout)
-    assert same == layout
-    assert torch.equal(again, packed + 1)
-    assert layout.unpack(torch.zeros(5, 6, 8))["b", "d"].shape == (5, 6, 2, 2)
-
-
-def test_pack_bad_entries_raises() -> None:
-    _, layout = make_packable().pack()
-    with pytest.raises(KeyMismatchError, match=r"missing keys \[\('a',\)\], extra keys \[\]"):
-        make_packable().exclude("a").pack(layout=layout)
-    with pytest.raises(
-        BatchSizeError, match=r"key 'a' has shape \[1\] behind the batch dims, the layout has \[3\]"
-    ):
-        make_packable().set("a", torch.zeros(2, 1)).pack(layout=layout)
-    with pytest.raises(
-        TypeError, match=r"key 'a' has torch.int64, key \('b', 'c'\) has torch.float32; convert"
-    ):
-        make_packable().set("a", torch.zeros(2, dtype=torch.long)).pack()
-    with pytest.raises(ValueError, match="must have 8 entries along dim -1; got 3"):
-        layout.unpack(torch.zeros(5, 3))
-    with pytest.raises(IndexError, match=r"range of \[-2, 1\], but got 2"):
-        make_packable().pack(2)
-
-
-def test_to_padded_tensor_uneven_batch_returns_mask() -> None:
-    members = [TensorDict({"x": torch.ones(n, 2), "n": {"q": torch.ones(n)}}, [n]) for n in (1, 3, 2)]
-    padded = LazyStackedTensorDict(*members).to_padded_tensor(padding=-1, mask_key=("n", "mask"))
-    assert type(padded) is TensorDict
-    assert padded.batch_size == padded["n"].batch_size == (3, 3)
-    assert padded["n", "q"].tolist() == [[1, -1, -1], [1, 1, 1], [1, 1, -1]]
-    assert padded["n", "mask"].tolist() == [[True, False, False], [True] * 3, [True, True, False]]
-    assert padded["x"].shape == (3, 3, 2)
-
-
-def test_to_padded_tensor_pads_nested_uneven_entries() -> None:
-    members = [TensorDict({"x": torch.ones(n), "same": torch.ones(2)}) for n in (1, 2)]
-    inner = LazyStackedTensorDict(*members)
-    outer = TensorDict({"in": LazyStackedTensorDict(inner, inner.clone(), stack_dim=1)})
-    padded = outer.to_padded_tensor(5.0)
-    assert padded["in", "x"].tolist() == [[[1, 5], [1, 5]], [[1, 1], [1, 1]]]
-    assert padded["in", "same"].shape == (2, 2, 2)
-    nested = torch.nested.as_nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
-    assert TensorDict({"x": nested}).to_padded_tensor(5.0)["x"].tolist() == [[1, 5], [1, 1]]
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_to_padded_tensor_nested_tensor_sets_batch_size(layout: torch.layout) -> None:
-    members = [TensorDict({"n": {"a": torch.ones(n, 2)}}, [n]) for n in (1, 3)]
-    ragged = LazyStackedTensorDict(*members)
-    expected = ragged.to_padded_tensor(-1.0, mask_key=("n", "mask"))
-    padded = ragged.densify(layout).to_padded_tensor(-1.0, mask_key=("n", "mask"))
-    assert padded.batch_size == padded["n"].batch_size == (2, 3)
-    assert torch.equal(padded["n", "a"], expected["n", "a"])
-    assert padded["n", "mask"].tolist() == [[True, False, False], [True, True, True]]
-
-
 def test_where_and_masked_fill_ignore_default_device() -> None:
     td, mask = TensorDict({"a": torch.arange(3)}, [3]), torch.tensor([True, False, True])
     with torch.device("meta"):
@@ -395,3 +295,137 @@ def test_where_and_masked_fill_ignore_default_device() -> None:
         )
     expected = [[0, -1, 2], [0, 2, 2], [-1, 1, -1], [5, 1, 5]]
     assert [result["a"].tolist() for result in results] == expected
+
+
+KEEP = torch.tensor([True, False])
+
+
+def make_stack(sizes: Any, value: float, **more: Any) -> Any:
+    """Build a lazy stack of members with leaves of these sizes."""
+    return lazy_stack(
+        [
+            TensorDict(
+                {
+                    "x": torch.full((size,), float(value)),
+                    "n": {"y": torch.full((size, 2), float(value))},
+                    **more,
+                }
+            )
+            for size in sizes
+        ]
+    )
+
+
+def read(stack: Any) -> list[list[float]]:
+    """Return the leaves of the members."""
+    return [member["x"].tolist() for member in stack.unbind(0)]
+
+
+@pytest.mark.parametrize("start", [[1, 1], [1, 2], [2, 1], [5, 4], [0, 2]], ids=str)
+@pytest.mark.parametrize("sizes", [[3, 4], [3, 3]], ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+def test_where_lazy_stack_takes_whole_entries_of_other(
+    sizes: list[int], start: list[int], nested: bool
+) -> None:
+    stack, other = make_stack(sizes, 5), make_stack(start, 0)
+    if nested:
+        stack, other = (TensorDict({"in": item}, batch_size=[2]) for item in (stack, other))
+    for result in (stack.where(KEEP, other), torch.where(KEEP, stack, other)):
+        result = result["in"] if nested else result
+        assert read(result) == [[5.0] * sizes[0], [0.0] * start[1]]
+        assert [member["n", "y"].shape[0] for member in result.unbind(0)] == [sizes[0], start[1]]
+    stack.where(~KEEP, other, out=stack, update_batch_size=True)
+    assert read(stack["in"] if nested else stack) == [[0.0] * start[0], [5.0] * sizes[1]]
+
+
+def test_where_lazy_stack_takes_whole_rows_of_dense_other() -> None:
+    other = TensorDict({"x": torch.zeros(2, 1), "n": {"y": torch.zeros(2, 1, 2)}}, batch_size=[2])
+    assert read(make_stack([3, 4], 5).where(KEEP, other)) == [[5.0] * 3, [0.0]]
+
+
+def test_where_lazy_stack_promotes_dtype_of_whole_entries() -> None:
+    stack, other = make_stack([3, 4], 5), make_stack([1, 1], 0).apply(lambda leaf: leaf.to(torch.int64))
+    assert stack.where(KEEP, other)[1]["x"].dtype == torch.float32
+    assert other.where(KEEP, stack)[0]["x"].dtype == torch.float32
+
+
+def test_where_lazy_stack_condition_within_member_broadcasts_leaves() -> None:
+    members = [TensorDict({"x": torch.ones(2, size)}, batch_size=[2]) for size in (3, 4)]
+    others = [TensorDict({"x": torch.zeros(2, 1)}, batch_size=[2])] * 2
+    result = lazy_stack(members).where(torch.tensor([[True, False], [False, False]]), lazy_stack(others))
+    assert [member["x"].tolist() for member in result.unbind(0)] == [[[1.0] * 3, [0.0] * 3], [[0.0], [0.0]]]
+
+
+def test_where_lazy_stack_pads_entries_of_uneven_members() -> None:
+    result = make_stack([3, 4], 5).where(KEEP, make_stack([1, 2], 0, z=torch.ones(2)), pad=7)
+    assert [member["z"].tolist() for member in result.unbind(0)] == [[7.0, 7.0], [1.0, 1.0]]
+    assert read(result) == [[5.0] * 3, [0.0] * 2]
+
+
+@pytest.mark.parametrize("value", [0, torch.tensor(0)], ids=["number", "0-d tensor"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_where_uneven_members_and_a_number_keep_shapes(value: Any, nested: bool) -> None:
+    stack = make_stack([3, 4], 5)
+    data = TensorDict({"in": stack}, batch_size=[2]) if nested else stack
+    result = data.where(KEEP, value)
+    assert read(result["in"] if nested else result) == [[5.0] * 3, [0.0] * 4]
+
+
+def test_where_uneven_members_and_a_tensor_with_dims_raises() -> None:
+    with pytest.raises(StructureError, match=r"where: a tensor is broadcast with whole leaves.*key 'x'"):
+        make_stack([3, 4], 5).where(KEEP, torch.zeros(2))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.parametrize("other", ["nested", "uneven", 0, torch.tensor(0.0)], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_where_nested_tensors_selects_components(layout: torch.layout, other: Any) -> None:
+    def make(value: float, sizes: tuple[int, ...]) -> TensorDict:
+        parts = [torch.full((size,), value) for size in sizes]
+        return TensorDict({"x": torch.nested.nested_tensor(parts, layout=layout)}, batch_size=[2])
+
+    sizes = (2, 4) if other == "uneven" else (2, 3)
+    value = make(0, sizes) if isinstance(other, str) else other
+    result = make(1, (2, 3)).where(KEEP, value)["x"]
+    assert [part.tolist() for part in result.unbind()] == [[1.0] * 2, [0.0] * sizes[1]]
+    assert result.layout is layout
+
+
+def make_dense(size: int, value: float) -> Any:
+    leaves = {"x": torch.full((2, size), value), "n": {"y": torch.full((2, size, 2), value)}}
+    return TensorDict(leaves, batch_size=[2])
+
+
+PLACES: dict[str, Any] = {
+    "root": lambda data: data,
+    "nested": lambda data: TensorDict({"in": data, "z": torch.ones(2)}, batch_size=[2]),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_where_dense_takes_whole_rows_of_uneven_members(place: str) -> None:
+    put = PLACES[place]
+    left, right = put(make_dense(3, 5)), put(make_stack([1, 2], 0))
+    for result in (left.where(KEEP, right), torch.where(KEEP, left, right), right.where(~KEEP, left)):
+        result = result if place == "root" else result["in"]
+        assert read(result) == [[5.0] * 3, [0.0] * 2]
+        assert [member["n", "y"].shape[0] for member in result.unbind(0)] == [3, 2]
+
+
+def test_where_parameters_take_whole_rows_of_uneven_members() -> None:
+    result = TensorDictParams(make_dense(3, 5)).where(KEEP, make_stack([1, 2], 0))
+    assert read(result) == [[5.0] * 3, [0.0] * 2]
+
+
+def test_where_dense_in_dense_out_of_uneven_members_raises() -> None:
+    with pytest.raises(StructureError, match="'x'"):
+        make_dense(3, 5).where(KEEP, make_stack([1, 2], 0), out=make_dense(3, 5))
+
+
+@pytest.mark.parametrize("place", ["root", "nested"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "maximum", "__gt__", "__eq__"])
+def test_operation_of_dense_with_uneven_members_broadcasts_members(name: str, place: str) -> None:
+    left, right = PLACES[place](make_dense(1, 3)), PLACES[place](make_stack([1, 2], 2))
+    result = getattr(left, name)(right)
+    wanted = getattr(torch.tensor(3.0), name)(torch.tensor(2.0)).item()
+    assert read(result if place == "root" else result["in"]) == [[wanted], [wanted] * 2]

@@ -1,15 +1,86 @@
-"""The classes bool, int, float and complex as dtypes: a collection accepts them wherever torch does."""
+"""Casts of every leaf to one dtype, and the classes bool, int, float and complex as dtypes, wherever torch accepts them."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, is_bool, is_floating, is_integer
+from td_core._functions.dtypes import CASTS
+from td_core._methods.dtypes import DtypeMixin
+from td_core._torch.dtypes import METHODS
 from td_core.errors import BatchSizeError
+
+
+@pytest.fixture(params=["nested", "lazy", "nested lazy"])
+def td(request: pytest.FixtureRequest, make_collection: Any) -> Any:
+    return make_collection(request.param)
+
+
+SHORTHANDS = [
+    name
+    for name, method in vars(DtypeMixin).items()
+    if inspect.isfunction(method) and method.__closure__  # a factory built it
+]
+
+
+CASTABLE = [name for name in SHORTHANDS if "cast" not in METHODS[name].cannot]
+
+
+def test_generated_cast_methods_equal_table() -> None:
+    assert sorted(METHODS) == SHORTHANDS
+
+
+@pytest.mark.parametrize("name", CASTABLE)
+def test_cast_methods_equal_torch_to(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
+    dtype = getattr(torch, name)
+    expected = {key: leaf.to(dtype) for key, leaf in td.items(True, True)}
+    assert_leaves_equal(getattr(td, name)(), expected)
+    assert_leaves_equal(td.to(dtype), expected)
+    assert_leaves_equal(td.type(dtype), expected)
+
+
+@pytest.mark.filterwarnings("ignore:B?Complex")
+def test_complex32_casts_leaves() -> None:
+    assert TensorDict({"a": torch.zeros(1)}).complex32()["a"].dtype == torch.complex32
+
+
+@pytest.mark.parametrize("name", [name for name in SHORTHANDS if name.startswith("q")])
+def test_cast_quantized_dtype_raises(name: str) -> None:
+    with pytest.raises(RuntimeError):
+        getattr(TensorDict({"a": torch.zeros(1)}), name)()
+
+
+@pytest.mark.parametrize("dtype", CASTS, ids=str)
+def test_cast_table_methods_return_their_dtype(dtype: torch.dtype) -> None:
+    assert CASTS[dtype](torch.ones(1, dtype=torch.int8)).dtype == dtype
+
+
+def test_cast_same_dtype_keeps_leaves(make_nested: Any) -> None:
+    td = make_nested()
+    assert td.float()["a"] is td["a"]
+    assert td.float() is not td
+
+
+def test_cast_filter_receives_key_and_leaf(td: TensorDict) -> None:
+    seen: set[object] = set()
+
+    def only_a(key: tuple[str, ...], leaf: Tensor) -> bool:
+        seen.add(key)
+        assert isinstance(leaf, Tensor)
+        return key == ("a",)
+
+    result = td.double(cast_filter=only_a)
+    assert seen == {key if isinstance(key, tuple) else (key,) for key in td.keys(True, True)}
+    for key, leaf in result.items(True, True):
+        assert leaf.dtype == (torch.float64 if key == "a" else torch.float32)
+    assert td.type(torch.int8, cast_filter=only_a)["a"].dtype == torch.int8
+
 
 DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
@@ -26,6 +97,7 @@ KINDS: dict[str, Callable[[], Any]] = {
         {"l": LazyStackedTensorDict(*make_dense_td().unbind(0))}, batch_size=[3]
     ),
 }
+
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "to": lambda x, dtype: x.to(dtype),
@@ -48,6 +120,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "full_like": lambda x, dtype: torch.full_like(x, 1, dtype=dtype),
     "torch.sum": lambda x, dtype: torch.sum(x, dim=0, dtype=dtype),
 }
+
+
 CASES = [(name, kind, number) for name in CALLS for kind in KINDS for number in DTYPE_OF]
 
 

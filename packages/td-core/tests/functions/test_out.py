@@ -1,4 +1,4 @@
-"""Every operation with an argument ``out`` fills an empty collection."""
+"""The argument out of every operation that has it: an empty collection is filled, and out= excludes inplace=True."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import TensorDict, lazy_stack, maybe_dense_stack, pad_sequence
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack, maybe_dense_stack, pad_sequence
 
 
 def make_data() -> TensorDict:
@@ -59,3 +59,25 @@ def test_map_without_results_leaves_empty_out() -> None:
     out = TensorDict(batch_size=[3, 4])
     assert make_data().map(lambda chunk: None, 0, num_workers=0, out=out) is out
     assert out.is_empty()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda td, out: td.gather(0, torch.tensor([1, 0]), out=out, inplace=True),
+        lambda td, out: td.gather(0, torch.tensor([1, 0]), out, inplace=True),
+        lambda td, out: td.apply(torch.exp, out=out, inplace=True),
+        lambda td, out: td.apply_(torch.exp, out=out),
+        lambda td, out: td.named_apply(lambda key, leaf: leaf + 1, out=out, inplace=True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["dense", "stack"])
+def test_write_out_and_in_place_raises(call: Any, kind: str) -> None:
+    td = TensorDict({"a": torch.arange(2.0)}, [2])
+    td = td if kind == "dense" else LazyStackedTensorDict(*td.unbind(0))
+    out = TensorDict({"a": torch.zeros(2)}, [2])
+    with pytest.raises(
+        ValueError, match=r"writes into out= or, with inplace=True, into this collection; got both"
+    ):
+        call(td, out)
+    assert td["a"].tolist() == [0, 1] and out["a"].tolist() == [0, 0]
