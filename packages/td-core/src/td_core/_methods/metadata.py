@@ -6,29 +6,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from .._functions.metadata import drop_duplicates, fill_ellipsis, list_addresses
-from .._plans.plans import wrap_dim
-from .._tree.batch_sizes import infer_batch_sizes
-from .._tree.components import get_parts
-from .._tree.defaults import (
-    get_parent,
-    get_tree_children,
-    has_lazy_stack,
-    missing_key_error,
-    show_path,
-    unwrap_entry,
+from .._functions.metadata import (
+    change_batch_sizes,
+    clear_device_labels,
+    count_bytes,
+    drop_duplicates,
+    find_entry_class,
+    get_entry_shape,
+    has_shared_leaves,
+    infer_device_labels,
+    list_addresses,
+    measure_depth,
+    refine_left_names,
+    replace_names,
 )
-from .._tree.devices import set_device_labels
-from .._tree.dim_names import check_names, check_tails
-from .._tree.key_trees import filter_entries
+from .._plans.plans import wrap_dim
+from .._tree.defaults import get_tree_children, has_lazy_stack
+from .._tree.dim_names import check_names, store_names
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_no_entry
 from .._tree.node import Child, Core
-from .._tree.ragged import get_display_shape, list_distinct_members
-from .._tree.walks import expand, has_entries, list_holders, list_nested, walk
-from ..errors import DimNamesError, StructureError
+from .._tree.walks import expand, has_entries
 from ..typing import Names, NestedKey
 
 if TYPE_CHECKING:
@@ -105,20 +104,7 @@ class MetadataMixin(Core):
 
     def _set_names(self, names: Names | None) -> None:
         """Store checked names on this node, and on the leading dims of every node below."""
-        root: Any = self._inner()
-        ndim = len(self.batch_size)
-        if names is not None:
-            check_tails(root, names)
-
-        def below(node: Core) -> list[Any]:
-            # The setter of a lazy stack already passed the names to its members, without the stack dim.
-            stacked = node._members_and_dim() is not None
-            return [] if stacked else [child._inner() for child in list_nested(node)]
-
-        for node in expand([root], below):
-            tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
-            full = ((names or (None,) * ndim) + tail)[: len(node.batch_size)]  # a level can have fewer dims
-            node._names = full if any(name is not None for name in full) else None
+        store_names(self._inner(), len(self.batch_size), names)
 
     def refine_names(self, *names: object) -> Self:
         """Name dims that have no name yet, in place.
@@ -134,14 +120,7 @@ class MetadataMixin(Core):
         [None, None, 'time']
         """
         check_no_entry(self, "name the dims of")
-        left = self.names
-        refined = check_names(fill_ellipsis(names, left), len(left)) or (None,) * len(left)
-        for old, new in zip(left, refined, strict=True):
-            if old is not None and new != old:
-                raise StructureError(
-                    f"cannot refine the names {left} to {list(refined)}: the dim {old!r} has its name; use rename()"
-                )
-        self._set_names(refined)
+        self._set_names(refine_left_names(self.names, names))
         return self
 
     def rename(self, *names: object, **rename_map: str) -> Self:
@@ -165,19 +144,7 @@ class MetadataMixin(Core):
         >>> TensorDict(batch_size=[2]).rename_("time").names
         ['time']
         """
-        if bool(names) == bool(rename_map):
-            raise DimNamesError(
-                f"rename takes the new names or a map from old to new ones; got names {list(names)}, map {rename_map}"
-            )
-        check_no_entry(self, "name the dims of")
-        left = self.names
-        unknown = [name for name in rename_map if name not in left]
-        if unknown:
-            raise DimNamesError(f"no dim is named {unknown}; the names are {left}")
-        new: Sequence[str | None] | None = [rename_map.get(name, name) if name else name for name in left]
-        if names:
-            new = None if names == (None,) else fill_ellipsis(names, left)
-        self._set_names(check_names(new, len(left)))
+        replace_names(self, names, rename_map)
         return self
 
     @property
@@ -187,13 +154,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1, "b": {"c": 2}}).depth
         1
         """
-
-        def below(item: tuple[object, int]) -> list[tuple[Any, int]]:
-            node, level = item
-            holders = list_holders(node) if isinstance(node, Core) else ()
-            return [(child, level + 1) for holder in holders for child in list(holder._children().values())]
-
-        return max([0, *(level for item, level in expand([(self, -1)], below) if not has_entries(item))])
+        return measure_depth(self)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -254,11 +215,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1}).is_shared()
         False
         """
-        leaves = self._leaves()
-        try:
-            return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
-        except NotImplementedError:
-            return False  # torch cannot check a sparse leaf, which has no storage
+        return has_shared_leaves(self)
 
     def is_empty(self) -> bool:
         """Return True if the collection has no leaf at any depth.
@@ -292,13 +249,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": torch.zeros(3)}).bytes()
         12
         """
-        leaves = self._leaves() if count_duplicates else drop_duplicates(self._leaves())
-        # torch warns when .grad of a tensor that is not a leaf of the autograd graph is read.
-        grads = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.requires_grad]
-        parts = [part for leaf in (*leaves, *grads) if leaf is not None for part in get_parts(leaf)]
-        # Jagged leaves with the same lengths may share their offsets, which count once.
-        parts = parts if count_duplicates else drop_duplicates(parts)
-        return sum(part.numel() * part.element_size() for part in parts)
+        return count_bytes(self, count_duplicates)
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
         """Return the number of elements of all leaves.
@@ -332,16 +283,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1}).entry_class("a")
         <class 'torch.Tensor'>
         """
-        node: Any = self
-        path = unravel_key_to_tuple(key)
-        for depth, part in enumerate(path):
-            if isinstance(node, Tensor):
-                raise missing_key_error(self, key)
-            try:
-                node = node._peek_child(part)
-            except KeyError:
-                raise missing_key_error(node, part, path[:depth]) from None
-        return type(unwrap_entry(node))
+        return find_entry_class(self, key)
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Return the shape of an entry, with -1 for a dim that differs between the members of a lazy stack.
@@ -352,21 +294,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3]).get_item_shape("a")
         torch.Size([3, 2])
         """
-        path = unravel_key_to_tuple(key)
-        parent = get_parent(self, path)
-        node = parent._inner()
-        children = node._children()
-        entry: Any = children.get(path[-1]) if type(children) is dict else None
-        if not isinstance(entry, (Tensor, Core)):  # an entry of a lazy stack is described without stacking it
-            fields = filter_entries(node, {path[-1]: None})._print_node().fields
-            if not fields:
-                raise missing_key_error(parent, path[-1], path[:-1])
-            entry = fields[0].entry
-        if isinstance(entry, str):
-            raise StructureError(
-                f"{show_path(path)} has no shape: it is {entry} in the members of a lazy stack"
-            )
-        return torch.Size(get_display_shape(entry) if isinstance(entry, Tensor) else entry.shape)
+        return get_entry_shape(self, unravel_key_to_tuple(key))
 
     def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
         """Set the batch size of every node to the leading dims that all its leaves share, in place.
@@ -382,8 +310,7 @@ class MetadataMixin(Core):
         torch.Size([3, 4])
         """
         check_no_entry(self, "change the batch size of")
-        with self._edit_together():
-            infer_batch_sizes(self, batch_dims, keep_compliant_size)
+        change_batch_sizes(self, batch_dims, keep_compliant_size)
         return self
 
     def auto_device_(self) -> Self:
@@ -393,13 +320,7 @@ class MetadataMixin(Core):
         device(type='cpu')
         """
         check_no_entry(self, "change the device of")
-        with self._edit_together():
-            for node in list_distinct_members([*walk(self)][::-1]):
-                children = list(node._children().values())
-                results = {
-                    child.device for child in children if isinstance(child, Tensor) or has_entries(child)
-                }
-                node._set_device(results.pop() if len(results) == 1 else None)
+        infer_device_labels(self)
         return self
 
     def clear_device_(self) -> Self:
@@ -409,8 +330,7 @@ class MetadataMixin(Core):
         True
         """
         check_no_entry(self, "change the device of")
-        with self._edit_together():
-            set_device_labels(self, None)
+        clear_device_labels(self)
         return self
 
     @property

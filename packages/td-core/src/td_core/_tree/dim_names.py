@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DimNamesError, StructureError
 from ..typing import Names
 from .node import Child, Core
-from .walks import list_nested, visit, walk
+from .walks import expand, list_nested, visit, walk
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:
@@ -113,6 +113,22 @@ def name_stack_dim(entry: Any, dim: int, name: str, key: str) -> None:
             "rename() one of both"
         )
     entry._names = tuple(names)
+
+
+def store_names(root: Any, ndim: int, names: Names | None) -> None:
+    """Store checked names for the ``ndim`` leading dims of a node, and of every node below it."""
+    if names is not None:
+        check_tails(root, names)
+
+    def below(node: Core) -> list[Any]:
+        # The setter of a lazy stack already passed the names to its members, without the stack dim.
+        stacked = node._members_and_dim() is not None
+        return [] if stacked else [child._inner() for child in list_nested(node)]
+
+    for node in expand([root], below):
+        tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
+        full = ((names or (None,) * ndim) + tail)[: len(node.batch_size)]  # a level can have fewer dims
+        node._names = full if any(name is not None for name in full) else None
 
 
 def lift_names(root: Core) -> None:
