@@ -13,14 +13,17 @@ from torch import Tensor
 from .._torch.dtypes import as_dtype
 from .._torch.kernels import PLAIN
 from .._tree.backends import get_backends
-from .._tree.buffers import as_memory
+from .._tree.buffers import as_memory, has_memory, is_stored
 from .._tree.defaults import unwrap_entry
 from .._tree.devices import as_device, set_device_labels, wait_for
-from .._tree.locks import check_unlocked_below
+from .._tree.locks import check_in_memory, check_unlocked_below
 from .._tree.node import Core, CoreT, identity
 from .._tree.walks import zip_walk
+from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from ..typing import DeviceType, DtypeLike, NestedKey
-from .dtypes import CASTS, CastFilter
+from .dtypes import CASTS, CastFilter, cast_some
+from .locking import do_nothing, undo_on_exit, write_back_on_exit
+from .operands import raise_at_leaf
 from .shape import write_back
 
 #: Number of dims that a leaf must have for each memory format.
@@ -77,6 +80,87 @@ def parse_target(
     return Target(None if device is None else as_device(device), dtype, non_blocking, memory_format, spec)
 
 
+def convert_collection(
+    node: CoreT,
+    target: Target,
+    accepts: CastFilter | None,
+    batch_size: torch.Size | None,
+    inplace: bool,
+    pin: bool,
+    threads: int | None,
+) -> CoreT:
+    """Convert a collection to the device, dtype and memory format of ``target``; see ``to``."""
+    if target.dtype is None and target.memory_format is None and target.spec is None:
+        if target.device is None or target.device == node.device:
+            if batch_size is not None:
+                return _copy_with_batch_size(node, batch_size)
+            return node if torch.compiler.is_compiling() else undo_on_exit(node, do_nothing)
+        if not inplace:
+            whole: CoreT | None = _move_by_backend(node, target.device, target.non_blocking)
+            if whole is not None:
+                whole = whole if batch_size is None else _copy_with_batch_size(whole, batch_size)
+                return write_back_on_exit(whole, node, _write_back_moved)
+    source = node if target.spec is None else cast_by_attrs(node, target.spec, target, accepts)
+    if target.dtype is not None and accepts is not None:
+        source = cast_some(source, methodcaller("to", target.dtype), accepts)
+        target = target._replace(dtype=None)
+    result = _convert_entries(source, target, pin, threads)
+    if inplace:
+        take_over_leaves(node, result)
+        result = node
+    if target.device is not None and result.device != target.device:
+        set_device_labels(result, target.device)
+    if batch_size is not None:
+        _change_batch_size(result, batch_size)
+    return (
+        undo_on_exit(result, do_nothing) if inplace else write_back_on_exit(result, node, _write_back_moved)
+    )
+
+
+def _convert_entries(source: CoreT, target: Target, pin: bool, threads: int | None) -> CoreT:
+    """Return a collection of the converted leaves; an error of torch names the leaf."""
+    leaves: list[Tensor] = []
+    levels = source._flatten_leaves(leaves)
+    try:
+        moved = convert_leaves(leaves, target, pin=pin, threads=threads)
+    except LEAF_ERRORS as error:
+        raise_at_leaf(error, "to", source, _make_mover(leaves, target.device, target.dtype, False), leaves)
+    return source._unflatten(moved, levels)
+
+
+def pin_collection(node: CoreT, threads: int | None, inplace: bool) -> CoreT:
+    """Copy the leaves to pinned memory; see ``pin_memory``."""
+    if inplace:
+        check_in_memory(node, "pin")
+        check_unlocked_below(node, "replace leaves")
+    for attachment in get_backends(node):
+        whole = attachment.pin(node)
+        if whole is not None:
+            return whole
+    result = node._unflatten(_pin_leaves(node._leaves(), threads))
+    if not inplace:
+        return result
+    take_over_leaves(node, result)
+    return node
+
+
+def share_leaves(node: Core) -> None:
+    """Move the leaves to shared memory, in place; a leaf that is stored elsewhere becomes a copy."""
+    check_in_memory(node, "share")
+    leaves = node._leaves()
+    if any(map(is_stored, leaves)):
+        # Memory cannot be given to a stored tensor, so a copy in memory takes its place.
+        take_over_leaves(node, node._unflatten(as_memory(leaves)))
+    for leaf in node._leaves():
+        try:
+            # torch aborts the process if a leaf has no memory to share.
+            if not leaf.is_nested and not has_memory(leaf):
+                raise RuntimeError(f"a {type(leaf).__name__} has no memory of its own")
+            leaf.share_memory_()
+        except RuntimeError as error:
+            raise rephrase_error(error, f"cannot share {describe_leaf(node, leaf)}: {error}") from error
+
+
 def get_device_to_sync(source: torch.device, target: torch.device) -> torch.device | None:
     """Return the CUDA device to synchronize after an asynchronous copy to or from the host, or None."""
     if source.type == target.type or "cpu" not in (source.type, target.type):
@@ -91,7 +175,7 @@ def _find_devices_to_sync(sources: set[torch.device], target: torch.device) -> s
     return {get_device_to_sync(source, target) for source in sources} - {None}
 
 
-def move(
+def convert_leaves(
     leaves: list[Tensor], target: Target, *, pin: bool = False, threads: int | None = None
 ) -> list[Tensor]:
     """Convert the leaves to the device, dtype and memory format of ``target``.
@@ -105,10 +189,10 @@ def move(
         if dtype is None and memory_format is None and results <= {device}:
             return as_memory(leaves)
         waiting = _find_devices_to_sync(results, device)
-    to = move_leaves(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
+    to = _make_mover(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
     if pin and device is not None and device.type != "cpu":
         # Without threads the map is lazy: one leaf is copied to the device while the next one is pinned.
-        leaves = pin_leaves(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
+        leaves = _pin_leaves(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
     result = list(map(to, leaves))
     if memory_format is not None:
         result = [_set_memory_format(leaf, memory_format) for leaf in result]
@@ -122,9 +206,10 @@ def _set_memory_format(leaf: Tensor, memory_format: torch.memory_format) -> Tens
     return leaf.contiguous(memory_format=memory_format) if dims == leaf.ndim else leaf
 
 
-def move_leaves(
+def _make_mover(
     leaves: list[Tensor], device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool
 ) -> Callable[[Tensor], Tensor]:
+    """Return the fastest function that converts each of the leaves to a device and dtype."""
     if device is None:
         if dtype is None:
             return identity
@@ -133,7 +218,7 @@ def move_leaves(
     return methodcaller("to", device, dtype, non_blocking=non_blocking)
 
 
-def pin_leaves(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
+def _pin_leaves(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
     """Copy CPU leaves to pinned memory, with ``threads`` threads; other leaves are returned unchanged."""
     if not threads:
         return list(map(_pin, leaves))
@@ -145,7 +230,7 @@ def _pin(leaf: Tensor) -> Tensor:
     return leaf.pin_memory() if leaf.is_cpu else leaf
 
 
-def move_by_backend(node: Core, device: torch.device, non_blocking: bool | None) -> Any:
+def _move_by_backend(node: Core, device: torch.device, non_blocking: bool | None) -> Any:
     """Let a storage backend move a collection as a whole; None if none does."""
     for backend in get_backends(node):
         moved = backend.move(node, device, non_blocking)
@@ -154,7 +239,7 @@ def move_by_backend(node: Core, device: torch.device, non_blocking: bool | None)
     return None
 
 
-def write_moved_back(target: Core, source: Core) -> None:
+def take_over_leaves(target: Core, source: Core) -> None:
     """Replace the leaves of ``target`` by those of ``source`` under the same keys.
 
     Raise LockedError, before any leaf is replaced, if a node of ``target`` is locked.
@@ -166,7 +251,9 @@ def write_moved_back(target: Core, source: Core) -> None:
                 left._set_child(key, child)
 
 
-def write_moved(owner: Core, result: Core) -> None:
+def _write_back_moved(owner: Core, result: Core) -> None:
+    """Write a result back to its source, on the devices and in the dtypes of the leaves there."""
+
     def back(leaf: Tensor, left: object) -> Tensor:
         return leaf.to(left.device, left.dtype) if isinstance(left, Tensor) else leaf
 
@@ -196,8 +283,13 @@ def cast_by_attrs(node: CoreT, attrs: Core, target: Target, accepts: CastFilter 
     return result
 
 
-def resize_batch(node: CoreT, batch_size: torch.Size) -> CoreT:
+def _copy_with_batch_size(node: CoreT, batch_size: torch.Size) -> CoreT:
+    """Return a shallow copy with another batch size."""
     result = node._shallow_copy()
-    inner: Any = result  # each kind has its own setter
-    inner.batch_size = batch_size
+    _change_batch_size(result, batch_size)
     return result
+
+
+def _change_batch_size(node: Any, batch_size: torch.Size) -> None:
+    """Set the batch size by the setter of the kind."""
+    node.batch_size = batch_size

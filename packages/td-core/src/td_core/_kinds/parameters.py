@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._functions.device_moves import write_moved_back
+from .._functions.device_moves import take_over_leaves
 from .._functions.modules import register_params
 from .._functions.shape import Replacement
 from .._functions.structure import restore_on_error
@@ -404,7 +404,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         if moved is not inner:
             return self._rebuild_module(moved, old)
         if kwargs.get("inplace"):
-            write_moved_back(inner, self._rebuild_module(inner, old)._tensordict)
+            take_over_leaves(inner, self._rebuild_module(inner, old)._tensordict)
         return self
 
     def _rebuild_module(self, inner: Core, old: list[Tensor]) -> TensorDictParams:

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from operator import methodcaller
 from typing import Any
 
 import torch
-from torch import Tensor
 from typing_extensions import Self
 
-from .._functions.device_moves import (
-    cast_by_attrs,
-    move,
-    move_by_backend,
-    move_leaves,
-    parse_target,
-    pin_leaves,
-    resize_batch,
-    write_moved,
-    write_moved_back,
-)
-from .._functions.dtypes import CastFilter, cast_some
-from .._functions.locking import do_nothing, undo_on_exit, write_back_on_exit
-from .._functions.operands import raise_at_leaf
-from .._tree.backends import get_backends
-from .._tree.buffers import as_memory, has_memory, is_stored
-from .._tree.devices import set_device_labels
-from .._tree.locks import check_in_memory, check_unlocked_below
+from .._functions.device_moves import convert_collection, parse_target, pin_collection, share_leaves
+from .._functions.dtypes import CastFilter
 from .._tree.node import Core
-from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 
 
@@ -80,39 +61,8 @@ class DeviceMixin(Core):
         (device(type='cpu'), torch.float64, True)
         """
         target = parse_target(args, device, dtype, other, non_blocking, memory_format)
-        goal = target.device
-        source = self
         accepts = self._schema.cast_filter if cast_filter is NO_DEFAULT else cast_filter
-        moves_only = target.dtype is None and target.memory_format is None and target.spec is None
-        if target.spec is not None:
-            source = cast_by_attrs(self, target.spec, target, accepts)
-        if target.dtype is not None and accepts is not None:
-            source = cast_some(source, methodcaller("to", target.dtype), accepts)
-            target = target._replace(dtype=None)
-        elif moves_only and (goal is None or goal == self.device):
-            if batch_size is not None:
-                return resize_batch(self, batch_size)
-            return self if torch.compiler.is_compiling() else undo_on_exit(self, do_nothing)
-        elif moves_only and goal is not None and not inplace:
-            whole: Self | None = move_by_backend(self, goal, non_blocking)
-            if whole is not None:
-                whole = whole if batch_size is None else resize_batch(whole, batch_size)
-                return write_back_on_exit(whole, self, write_moved)
-        leaves: list[Tensor] = []
-        levels = source._flatten_leaves(leaves)
-        try:
-            moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
-        except LEAF_ERRORS as error:
-            raise_at_leaf(error, "to", source, move_leaves(leaves, goal, target.dtype, False), leaves)
-        result: Any = source._unflatten(moved, levels)
-        if inplace:
-            write_moved_back(self, result)
-            result = self
-        if goal is not None and result.device != goal:
-            set_device_labels(result, goal)
-        if batch_size is not None:
-            result.batch_size = batch_size
-        return undo_on_exit(result, do_nothing) if inplace else write_back_on_exit(result, self, write_moved)  # type: ignore[no-any-return]
+        return convert_collection(self, target, accepts, batch_size, inplace, non_blocking_pin, num_threads)
 
     def cpu(self, **kwargs: Any) -> Self:
         """Move the collection to CPU memory: ``to("cpu", **kwargs)``.
@@ -142,19 +92,7 @@ class DeviceMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}).pin_memory()["a"].is_pinned()  # doctest: +SKIP
         True
         """
-        if inplace:
-            check_in_memory(self, "pin")
-            check_unlocked_below(self, "replace leaves")
-        for attachment in get_backends(self):
-            whole = attachment.pin(self)
-            if whole is not None:
-                return whole
-        leaves = self._leaves()
-        result = self._unflatten(pin_leaves(leaves, num_threads))
-        if not inplace:
-            return result
-        write_moved_back(self, result)
-        return self
+        return pin_collection(self, num_threads, inplace)
 
     def pin_memory_(self, num_threads: int = 0) -> Self:
         """Replace the leaves by copies in pinned memory and return self: ``pin_memory(num_threads, inplace=True)``.
@@ -174,19 +112,7 @@ class DeviceMixin(Core):
         >>> td.is_shared(), td.is_locked
         (True, True)
         """
-        check_in_memory(self, "share")
-        leaves = self._leaves()
-        if any(map(is_stored, leaves)):
-            # Memory cannot be given to a stored tensor, so a copy in memory takes its place.
-            write_moved_back(self, self._unflatten(as_memory(leaves)))
-        for leaf in self._leaves():
-            try:
-                # torch aborts the process if a leaf has no memory to share.
-                if not leaf.is_nested and not has_memory(leaf):
-                    raise RuntimeError(f"a {type(leaf).__name__} has no memory of its own")
-                leaf.share_memory_()
-            except RuntimeError as error:
-                raise rephrase_error(error, f"cannot share {describe_leaf(self, leaf)}: {error}") from error
+        share_leaves(self)
         return self.lock_()
 
     def record_stream(self, stream: torch.cuda.Stream) -> Self:
