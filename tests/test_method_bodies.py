@@ -21,7 +21,6 @@ LONGER: dict[str, str] = {
     "entries.__getitem__": "hot: a call of its own is 4% of reading an entry of parameters",
     "entries.set": "hot: a call of its own is 10% of storing a tensor",
     "entries._set_path": "hot: every value that is set goes through it",
-    "modules.to_module": "",
     "structure.rename_key_": "hot: a call would take 27 of 285 ns",
     "torch_function.__torch_function__": "hot: every torch function of a collection goes through it",
     "update.update": "hot: a call with its ten arguments would take 70 of 1230 ns",

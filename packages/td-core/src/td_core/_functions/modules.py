@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.kernels import PLAIN
-from .._torch.lazy_parameters import stack_without_shapes
+from .._torch.lazy_parameters import WITHOUT_SHAPE, stack_without_shapes, take_member
+from .._torch.private import functorch_level
 from .._tree.defaults import show_path
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import LEAF_KINDS, Child, Core, make_dense
@@ -82,7 +83,7 @@ def _restore_order(parameters: dict[str, Any], before: dict[str, Any]) -> None:
         parameters[key] = parameters.pop(key, held)
 
 
-def run_all(undo: Callable[[], object]) -> None:
+def _run_to_end(undo: Callable[[], object]) -> None:
     """Call ``undo``; call it again if Ctrl-C interrupts it, so that the module is never half restored."""
     try:
         undo()
@@ -144,10 +145,11 @@ def from_module(
     >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
     """
-    return finish(take_entries(module, as_module, use_state_dict, filter_empty), as_module, lock)
+    return wrap_and_lock(read_entries(module, as_module, use_state_dict, filter_empty), as_module, lock)
 
 
-def take_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Any:
+def read_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Any:
+    """Read the parameters and buffers of a module, or its state dict, into a new collection."""
     if not use_state_dict:
         return _copy_slots(module, filter_empty)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
@@ -174,7 +176,8 @@ def register_params(cls: Callable[..., object]) -> None:
     _params = cls
 
 
-def finish(result: Any, as_module: bool, lock: bool) -> object:
+def wrap_and_lock(result: Any, as_module: bool, lock: bool) -> object:
+    """Wrap what was read from a module as parameters, and lock it, if the caller needs that."""
     if as_module:
         result = _params(result, no_convert=True)
     return result.lock_() if lock else result
@@ -270,7 +273,7 @@ def from_modules(
     TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
     """
     result = stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
-    return finish(result, as_module, lock)
+    return wrap_and_lock(result, as_module, lock)
 
 
 def stack_modules(
@@ -280,9 +283,10 @@ def stack_modules(
     lazy_stack: bool,
     expand_identical: bool,
 ) -> Any:
+    """Read the parameters and buffers of modules, and stack them."""
     if not modules:
         raise StructureError("from_modules() needs at least one module")
-    items = [take_entries(module, as_module, use_state_dict) for module in modules]
+    items = [read_entries(module, as_module, use_state_dict) for module in modules]
     return items[0]._stack_lazily(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
 
@@ -318,7 +322,40 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> object:
     return result
 
 
-def load_into(node: Any, module: nn.Module, swap_dest: Any) -> object:
+def write_to_module(
+    node: Core,
+    module: nn.Module,
+    inplace: bool | None,
+    return_swap: bool,
+    swap_dest: Any,
+    use_state_dict: bool,
+    non_blocking: bool,
+    preserve_module_state: bool,
+) -> object:
+    """Replace the parameters and buffers of a module by the leaves of a collection; see ``to_module``."""
+    if use_state_dict:
+        if inplace is not None:
+            raise StructureError(
+                "inplace has no meaning with use_state_dict=True: load_state_dict copies in place"
+            )
+        return _load_state(node, module, swap_dest)
+    eager = not torch.compiler.is_compiling() and functorch_level() is None
+    pairing = Pairing(bool(inplace), eager and not preserve_module_state, non_blocking)
+    swap = pairing.read(node if eager or not WITHOUT_SHAPE else node._map(take_member), module)
+    try:
+        pairing.run(eager and preserve_module_state)
+        if not return_swap:
+            return None
+        if swap_dest is not None:
+            swap = swap_dest.update(swap)
+    except BaseException:
+        pairing.undo()
+        raise
+    return undo_on_exit(swap, lambda _: _run_to_end(pairing.undo))
+
+
+def _load_state(node: Any, module: nn.Module, swap_dest: Any) -> object:
+    """Load the leaves of a collection with ``module.load_state_dict``; return the old state."""
     state = {key: value.detach().clone() for key, value in module.state_dict().items()}
     flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in node.items(True, True)}
     swap = _unflatten_state(state)
@@ -330,7 +367,7 @@ def load_into(node: Any, module: nn.Module, swap_dest: Any) -> object:
         # load_state_dict() copies every entry that fits before it raises.
         module.load_state_dict(state)
         raise
-    return undo_on_exit(swap, lambda _: run_all(partial(module.load_state_dict, state)))
+    return undo_on_exit(swap, lambda _: _run_to_end(partial(module.load_state_dict, state)))
 
 
 class Pairing:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from .._functions.locking import undo_on_exit
-from .._functions.modules import Pairing, finish, load_into, run_all, stack_modules, take_entries
-from .._torch.lazy_parameters import WITHOUT_SHAPE, take_member
-from .._torch.private import functorch_level
+from .._functions.modules import read_entries, stack_modules, wrap_and_lock, write_to_module
 from .._tree.node import Core
 from ..errors import StructureError
 
@@ -39,8 +35,8 @@ class ModuleMixin(Core):
         >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
         torch.Size([3, 2])
         """
-        taken = take_entries(module, as_module, use_state_dict, filter_empty)
-        return finish(cls._of_module(taken), as_module, lock)
+        taken = read_entries(module, as_module, use_state_dict, filter_empty)
+        return wrap_and_lock(cls._of_module(taken), as_module, lock)
 
     @classmethod
     def from_modules(
@@ -58,7 +54,7 @@ class ModuleMixin(Core):
         torch.Size([2])
         """
         taken = stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
-        return finish(cls._of_module(taken), as_module, lock)
+        return wrap_and_lock(cls._of_module(taken), as_module, lock)
 
     def to_module(
         self,
@@ -108,23 +104,13 @@ class ModuleMixin(Core):
             raise StructureError(
                 "memo is not an argument of the public to_module(): tied modules are found without it"
             )
-        if use_state_dict:
-            if inplace is not None:
-                raise StructureError(
-                    "inplace has no meaning with use_state_dict=True: load_state_dict copies in place"
-                )
-            return load_into(self, module, swap_dest)
-        eager = not torch.compiler.is_compiling() and functorch_level() is None
-        pairing = Pairing(bool(inplace), eager and not preserve_module_state, non_blocking)
-        node = self if eager or not WITHOUT_SHAPE else self._map(take_member)
-        swap = pairing.read(node, module)
-        try:
-            pairing.run(eager and preserve_module_state)
-            if not return_swap:
-                return None
-            if swap_dest is not None:
-                swap = swap_dest.update(swap)
-        except BaseException:
-            pairing.undo()
-            raise
-        return undo_on_exit(swap, lambda _: run_all(pairing.undo))
+        return write_to_module(
+            self,
+            module,
+            inplace,
+            return_swap,
+            swap_dest,
+            use_state_dict,
+            non_blocking,
+            preserve_module_state,
+        )
