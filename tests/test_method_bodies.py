@@ -10,17 +10,11 @@ METHODS = Path(__file__).parents[1] / "packages" / "td-core" / "src" / "td_core"
 MOST = 3
 #: Methods with a longer body, and the reason.
 LONGER: dict[str, str] = {
-    "conversion.from_dict_instance": "",
-    "conversion.to_dict": "",
-    "conversion.tolist": "",
-    "conversion.to_namedtuple": "",
-    "conversion.to_pytree": "",
-    "conversion.to_struct_array": "",
-    "conversion.to_tensordict": "",
-    "entries.get": "hot: a call of its own is 4% of reading an entry of parameters",
-    "entries.__getitem__": "hot: a call of its own is 4% of reading an entry of parameters",
-    "entries.set": "hot: a call of its own is 10% of storing a tensor",
-    "entries._set_path": "hot: every value that is set goes through it",
+    "conversion.to_dict": "hot: a call would take 43 of 357 ns",
+    "entries.get": "hot: a call would take 20 of 1125 ns for an entry of parameters",
+    "entries.__getitem__": "hot: a call would take 33 of 920 ns for an entry of parameters",
+    "entries.set": "hot: a call would take 32 of 511 ns",
+    "entries._set_path": "hot: a call would take 39 of 1560 ns for a collection with a device",
     "structure.rename_key_": "hot: a call would take 27 of 285 ns",
     "torch_function.__torch_function__": "hot: every torch function of a collection goes through it",
     "update.update": "hot: a call with its ten arguments would take 70 of 1230 ns",

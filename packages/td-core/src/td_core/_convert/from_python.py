@@ -1,4 +1,4 @@
-"""Construction of collections from Python objects: mappings, tuples, lists, structured arrays, pytrees, schemas.
+"""Build collections from Python objects: mappings, tuples, lists, structured arrays, pytrees, schemas.
 
 What is not a mapping is read as one, node by node, while the collection is built.
 """
@@ -21,8 +21,8 @@ from .._torch.dtypes import as_dtype
 from .._tree.coerce import COERCERS, build_nested, coerce, get_struct_fields
 from .._tree.devices import as_device
 from .._tree.dim_names import check_names
-from .._tree.node import Core, get_all_entries, make_dense
-from .._tree.walks import has_entries, visit
+from .._tree.node import Core, convert_level, get_all_entries, make_dense
+from .._tree.walks import has_entries, map_levels, visit
 from ..errors import BatchSizeError, StructureError
 from ..typing import BatchSize, DeviceType, DtypeLike, NestedKey
 
@@ -135,6 +135,49 @@ def from_dict(
         own = d.batch_size if isinstance(d, Core) else None
         d = _entries("from_dict", d)
     return _build(d, batch_size, device, names, bool(auto_batch_size), batch_dims, own)
+
+
+def _convert_like(node: Core, key: str, value: object) -> object:
+    """Wrap a value in a value node, if ``node`` holds a value node under ``key``; else convert it to the declared type."""
+    own = node._children().get(key)
+    entry = own._as_value(value) if isinstance(own, Core) else value
+    if entry is not value or value is None or isinstance(value, (Tensor, Core, Mapping)):
+        return entry
+    return node._schema.convert_plain(key, value)
+
+
+def wrap_values_like(like: Core, mapping: Mapping[Any, object]) -> dict[object, object]:
+    """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
+
+    def fill(
+        node: Core, out: dict[object, object], source: Mapping[Any, object]
+    ) -> Iterator[tuple[object, Core, object]]:
+        children = node._children()
+        for key, value in source.items():
+            child = children.get(key)
+            if isinstance(value, Mapping) and child is not None and has_entries(child):
+                yield key, child, value
+            else:
+                out[key] = _convert_like(node, key, value) if isinstance(key, str) else value
+
+    values: dict[object, object] = map_levels(like, fill, mapping, make=lambda _, out: out)
+    return values
+
+
+def convert_levels_like(like: Core, root: Core) -> Core:
+    """Convert each node of a new collection to the kind of the node under the same keys in ``like``."""
+    result = root
+    levels: list[tuple[Core, Core, Core | None, str]] = [(root, like, None, "")]
+    for node, kind, _, _ in levels:
+        for key, child in dict(node._children()).items():
+            other = kind._children().get(key)
+            if other is not None and has_entries(child) and has_entries(other):
+                levels.append((child, other, node, key))
+    for node, kind, parent, key in reversed(levels):
+        result = kind._schema.add_defaults(convert_level(kind, node))
+        if parent is not None:
+            parent._set_child(key, result)
+    return result
 
 
 def from_tuple(

@@ -1,4 +1,4 @@
-"""Methods that convert between collections and Python objects."""
+"""Convert collections to dicts, lists, named tuples, pytrees and structured arrays, and to plain TensorDicts."""
 
 from __future__ import annotations
 
@@ -13,48 +13,56 @@ import torch
 from torch import Tensor
 
 from .._python.linked_list import LinkedList
+from .._tree.coerce import coerce
 from .._tree.defaults import show_path
-from .._tree.node import Core, get_all_entries
+from .._tree.node import Child, Core, copy_leaf, get_all_entries, make_dense
 from .._tree.walks import has_entries, map_levels
 from .._writes.check import describe_leaf, rephrase_error
+from ..errors import DepthError
 from .from_python import NON_STRING_KEY, PYTREE_TYPE
 
 ConvertTensors = bool | Literal["numpy"]
 
 
-def _as_entry(node: Core, key: str, value: object) -> object:
-    """Wrap a value in a value node, if ``node`` holds a value node under ``key``; else convert it to the declared type."""
-    own = node._children().get(key)
-    entry = own._as_value(value) if isinstance(own, Core) else value
-    if entry is not value or value is None or isinstance(value, (Tensor, Core, Mapping)):
-        return entry
-    return node._schema.convert_plain(key, value)
+def make_namedtuples(root: Core, dest_cls: type | None) -> object:
+    """Convert a collection to nested named tuples, the outermost of class ``dest_cls``; see ``to_namedtuple``."""
 
-
-def with_values(mapping: Mapping[object, object], like: Core) -> dict[object, object]:
-    """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
-
-    def fill(
-        node: Core, out: dict[object, object], source: Mapping[Any, object]
-    ) -> Iterator[tuple[object, Core, object]]:
-        children = node._children()
-        for key, value in source.items():
-            child = children.get(key)
-            if isinstance(value, Mapping) and child is not None and has_entries(child):
-                yield key, child, value
+    def fill(node: Core, out: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
+        for key, child in dict(node._schema.list_entries(node)).items():
+            if isinstance(child, Core) and has_entries(child):
+                yield key, child, None
             else:
-                out[key] = _as_entry(node, key, value) if isinstance(key, str) else value
+                out[key] = child._unwrap() if isinstance(child, Core) else child
 
-    values: dict[object, object] = map_levels(like, fill, mapping, make=lambda _, out: out)
-    return values
+    def make(node: Core, out: dict[str, object]) -> object:
+        wanted = dest_cls is not None and (node is root or {*out} == {*getattr(dest_cls, "_fields", ())})
+        cls: Any = dest_cls if wanted else _make_namedtuple(tuple(out))
+        return cls(**out)
+
+    return map_levels(root, fill, make=make)
 
 
 @lru_cache(maxsize=256)
-def make_namedtuple(fields: tuple[str, ...]) -> type:
+def _make_namedtuple(fields: tuple[str, ...]) -> type:
     return namedtuple("GenericDict", fields)
 
 
-def make_container(entries: dict[str, Any]) -> object:
+def restore_pytree(root: Core) -> object:
+    """Convert a collection that ``from_pytree`` made back to the containers that it names."""
+
+    def fill(node: Core, out: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
+        for key, child in dict(node._children()).items():
+            if isinstance(child, Tensor):
+                out[key] = child
+            elif PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY):
+                yield key, child, None
+            else:
+                out[key] = child._unwrap()
+
+    return map_levels(root, fill, make=lambda _, out: _make_container(out))
+
+
+def _make_container(entries: dict[str, Any]) -> object:
     """Build the container that ``from_pytree`` converted to ``entries``; a (key, value) pair for a non-string key."""
     cls = entries.pop(PYTREE_TYPE, None)
     if cls is None:
@@ -70,11 +78,12 @@ def convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> ob
     """Convert a value node, or a plain value that a kind lists among its entries, for ``to_dict``."""
     value = child._unwrap() if isinstance(child, Core) else child
     if isinstance(value, Tensor) and convert_tensors:
-        return convert_tree(root, value, convert_tensors)
+        return convert_leaf(root, value, convert_tensors)
     return child.tolist() if isinstance(value, LinkedList) else value
 
 
-def convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
+def convert_leaf(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
+    """Convert a tensor to a number or list, or to an array; an error of torch names the leaf."""
     try:
         if form != "numpy":
             return leaf.tolist()
@@ -83,7 +92,65 @@ def convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
         raise rephrase_error(error, f"cannot convert {describe_leaf(root, leaf)}: {error}") from error
 
 
-def list_columns(
+def list_elements(
+    node: Core,
+    convert_nodes: bool,
+    convert_tensors: ConvertTensors,
+    tolist_first: bool,
+    as_linked_list: bool,
+) -> Any:
+    """Convert a collection to nested lists over the batch dims; see ``tolist``."""
+    if convert_tensors and not convert_nodes:
+        raise TypeError("convert_tensors needs convert_nodes: a collection holds tensors")
+    if not node.batch_size:
+        if not convert_nodes:
+            return node
+        return node.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
+    items = [
+        part.tolist(convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first)
+        for part in node.unbind(0)
+    ]
+    return LinkedList(items, td=node) if as_linked_list else items
+
+
+def copy_to_tensordicts(root: Core, retain_none: bool) -> object:
+    """Copy a collection into plain TensorDicts at every node; ``retain_none`` keeps declared fields that are None."""
+
+    def fill(node: Core, out: dict[str, Child], _: None) -> Iterator[tuple[str, Core, None]]:
+        entries = node._schema.list_entries(node) if retain_none else get_all_entries(node)
+        for key, child in dict(entries).items():
+            if isinstance(child, Tensor):
+                out[key] = child.clone()
+            elif child is None:
+                out[key] = coerce(None, node.batch_size, node.device, (key,))
+            elif has_entries(child):
+                yield key, child, None
+            else:
+                out[key] = child._map(copy_leaf)
+
+    return map_levels(
+        root, fill, make=lambda node, out: make_dense(out, node.batch_size, node.device, node._names)
+    )
+
+
+def copy_to_struct_array(node: Core) -> np.ndarray[Any, Any]:
+    """Copy the entries into a structured array; DepthError if numpy cannot nest it as deep."""
+    try:
+        dtype, columns = _list_columns(node, len(node.batch_size))
+    except RecursionError as error:
+        raise DepthError(
+            f"a structured array cannot be nested as deep as this collection, {error}"
+        ) from error
+    result = np.empty(tuple(node.batch_size), dtype=dtype)
+    for path, column in columns:
+        target = result
+        for part in path:
+            target = target[part]
+        target[...] = column
+    return result
+
+
+def _list_columns(
     node: Core, ndim: int, path: tuple[str, ...] = ()
 ) -> tuple[list[object], list[tuple[tuple[str, ...], object]]]:
     """Return the field specs of the structured dtype of ``node``, and its columns as (path, array) pairs."""
@@ -100,7 +167,7 @@ def list_columns(
             )
             columns.append(((key,), array))
         elif has_entries(child):
-            inner, below = list_columns(child, ndim, (*path, key))
+            inner, below = _list_columns(child, ndim, (*path, key))
             fields.append((key, inner))
             columns.extend(((key, *path), column) for path, column in below)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,22 +10,19 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .._convert import from_python as source
-from .._convert.from_python import NON_STRING_KEY, PYTREE_TYPE
+from .._convert.from_python import PYTREE_TYPE
 from .._convert.to_python import (
     ConvertTensors,
-    convert_tree,
+    convert_leaf,
     convert_value,
-    list_columns,
-    make_container,
-    make_namedtuple,
-    with_values,
+    copy_to_struct_array,
+    copy_to_tensordicts,
+    list_elements,
+    make_namedtuples,
+    restore_pytree,
 )
-from .._python.linked_list import LinkedList
 from .._python.method_factories import make_classmethod
-from .._tree.coerce import coerce
-from .._tree.node import Child, Core, convert_level, copy_leaf, get_all_entries, make_dense
-from .._tree.walks import has_entries, map_levels
-from ..errors import DepthError
+from .._tree.node import Core
 from ..typing import BatchSize, DeviceType
 
 
@@ -98,24 +95,14 @@ class ConversionMixin(Core):
         tensor(2)
         """
         result = source.from_dict(
-            with_values(input_dict, self),
+            source.wrap_values_like(self, input_dict),
             auto_batch_size=auto_batch_size,
             batch_size=batch_size,
             device=device,
             batch_dims=batch_dims,
             names=names,
         )
-        levels: list[tuple[Any, Core, object, str]] = [(result, self, None, "")]
-        for node, kind, _, _ in levels:
-            for key, child in dict(node._children()).items():
-                other = kind._children().get(key)
-                if other is not None and has_entries(child) and has_entries(other):
-                    levels.append((child, other, node, key))
-        for node, kind, parent, key in reversed(levels):
-            result = kind._schema.add_defaults(convert_level(kind, node))
-            if parent is not None:
-                parent._set_child(key, result)
-        return result
+        return source.convert_levels_like(self, result)
 
     def to_dict(
         self, *, retain_none: bool = True, convert_tensors: ConvertTensors = False, tolist_first: bool = False
@@ -140,7 +127,7 @@ class ConversionMixin(Core):
             for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():
                 if isinstance(child, Tensor):
                     if convert_tensors:
-                        out[key] = convert_tree(self, child, convert_tensors)
+                        out[key] = convert_leaf(self, child, convert_tensors)
                     continue
                 # Hot path: a type check is faster than isinstance with an abstract class.
                 if (type(child) is type(self) or isinstance(child, Core)) and not child._is_value:
@@ -179,19 +166,7 @@ class ConversionMixin(Core):
         >>> TensorDict({"a": [1, 2]}, batch_size=[2]).tolist(convert_tensors=True)
         [{'a': 1}, {'a': 2}]
         """
-        if convert_tensors and not convert_nodes:
-            raise TypeError("convert_tensors needs convert_nodes: a collection holds tensors")
-        if not self.batch_size:
-            if not convert_nodes:
-                return self
-            return self.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
-        items = [
-            part.tolist(
-                convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first
-            )
-            for part in self.unbind(0)
-        ]
-        return LinkedList(items, td=self) if as_linked_list else items
+        return list_elements(self, convert_nodes, convert_tensors, tolist_first, as_linked_list)
 
     def numpy(self) -> dict[str, Any]:
         """Convert the collection to nested dicts of numpy arrays, which share memory with the leaves.
@@ -242,20 +217,7 @@ class ConversionMixin(Core):
         >>> TensorDict({"a": 1, "b": {"c": 2}}).to_namedtuple().b.c
         tensor(2)
         """
-
-        def fill(node: Core, out: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
-            for key, child in dict(node._schema.list_entries(node)).items():
-                if isinstance(child, Core) and has_entries(child):
-                    yield key, child, None
-                else:
-                    out[key] = child._unwrap() if isinstance(child, Core) else child
-
-        def make(node: Core, out: dict[str, object]) -> object:
-            wanted = dest_cls is not None and (node is self or {*out} == {*getattr(dest_cls, "_fields", ())})
-            cls: Any = dest_cls if wanted else make_namedtuple(tuple(out))
-            return cls(**out)
-
-        return map_levels(self, fill, make=make)
+        return make_namedtuples(self, dest_cls)
 
     def to_pytree(self) -> Any:
         """Convert the collection back to the pytree that :meth:`from_pytree` converted, with the current leaves.
@@ -266,19 +228,7 @@ class ConversionMixin(Core):
         >>> td.to_pytree() is td
         True
         """
-        if PYTREE_TYPE not in self._children():
-            return self
-
-        def fill(node: Core, out: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
-            for key, child in dict(node._children()).items():
-                if isinstance(child, Tensor):
-                    out[key] = child
-                elif PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY):
-                    yield key, child, None
-                else:
-                    out[key] = child._unwrap()
-
-        return map_levels(self, fill, make=lambda _, out: make_container(out))
+        return restore_pytree(self) if PYTREE_TYPE in self._children() else self
 
     def to_struct_array(self) -> np.ndarray[Any, Any]:
         """Copy the entries into a structured array of shape ``batch_size``, with one field per entry.
@@ -289,19 +239,7 @@ class ConversionMixin(Core):
         >>> TensorDict({"a": [1, 2], "b": [0.5, 1.5]}, batch_size=[2]).to_struct_array()
         array([(1, 0.5), (2, 1.5)], dtype=[('a', '<i8'), ('b', '<f4')])
         """
-        try:
-            dtype, columns = list_columns(self, len(self.batch_size))
-        except RecursionError as error:
-            raise DepthError(
-                f"a structured array cannot be nested as deep as this collection, {error}"
-            ) from error
-        result = np.empty(tuple(self.batch_size), dtype=dtype)
-        for path, column in columns:
-            target = result
-            for part in path:
-                target = target[part]
-            target[...] = column
-        return result
+        return copy_to_struct_array(self)
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """Copy the collection into plain TensorDicts at every node: clone leaves, make lazy stacks dense, drop classes.
@@ -316,19 +254,4 @@ class ConversionMixin(Core):
         >>> td.to_tensordict()["a"] is td["a"]
         False
         """
-
-        def fill(node: Core, out: dict[str, Child], _: None) -> Iterator[tuple[str, Core, None]]:
-            entries = node._schema.list_entries(node) if retain_none else get_all_entries(node)
-            for key, child in dict(entries).items():
-                if isinstance(child, Tensor):
-                    out[key] = child.clone()
-                elif child is None:
-                    out[key] = coerce(None, node.batch_size, node.device, (key,))
-                elif has_entries(child):
-                    yield key, child, None
-                else:
-                    out[key] = child._map(copy_leaf)
-
-        return map_levels(
-            self, fill, make=lambda node, out: make_dense(out, node.batch_size, node.device, node._names)
-        )
+        return copy_to_tensordicts(self, bool(retain_none))
