@@ -154,6 +154,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "setdefault": lambda td: td.setdefault(("k", "l"), torch.ones(3)),
     "create_nested": lambda td: td.create_nested(("k", "l")),
     "names": lambda td: setattr(td, "names", ["time"]),
+    "set_in_named_level": lambda td: (setattr(td["n"], "names", ["z"]), td.set(("n", "k"), torch.ones(3))),
     "rename_dims": lambda td: td.refine_names("a").rename_("b"),
     "batch_size": lambda td: setattr(td, "batch_size", []),
     "auto_batch_size": lambda td: td.exclude("rows", inplace=True).auto_batch_size_(),
@@ -269,6 +270,14 @@ def test_value_that_does_not_fit_a_level_above_is_refused(value: Any, make_pair:
         td_core.StructureError, match=r"key \('n', 'k'\) in a file: the root has the batch size \[3\]"
     ):
         pair.stored["n"]["k"] = value
+    pair.check()
+
+
+def test_refused_entry_leaves_the_leaves_written_in_place(make_pair: Any) -> None:
+    pair = make_pair(make_data())
+    pair.change(lambda td: setattr(td["n"], "batch_size", []))
+    with pytest.raises(td_core.StructureError, match=r"the root has the batch size \[3\]"):
+        pair.stored["n"].update({"q": torch.zeros(3), "k": torch.tensor(1.0)}, inplace=True)
     pair.check()
 
 

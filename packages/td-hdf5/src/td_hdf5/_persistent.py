@@ -75,6 +75,11 @@ class _Store(LiveStore):
         """Raise CodecError if the only entry of a collection cannot be stored."""
         make_layout(data)
 
+    def read_table(self) -> Encoded:
+        """Return the table of the header as it is now."""
+        with self.file.use() as file:
+            return self.read(file).table
+
     def commit(self, change: Change) -> None:
         """Write new entries and the header, and remove the links of old entries; an error leaves the file as it is."""
         with self.file.use(write=True) as file:

@@ -56,6 +56,10 @@ class _LiveGroup(LiveStore):
         """Raise CodecError if the only entry of a collection cannot be stored."""
         plan_group(data, ChunkOptions(**self.options))
 
+    def read_table(self) -> Encoded:
+        """Return the table of the header as it is now."""
+        return read_group(self.objects).table
+
     def commit(self, change: Change) -> None:
         """Write the arrays of new entries, then the root, and remove the groups and arrays of old entries."""
         with self.objects.hold():

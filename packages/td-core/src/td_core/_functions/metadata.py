@@ -129,12 +129,19 @@ def change_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: 
 
 
 def infer_device_labels(root: Core) -> None:
-    """Set the device label of every node to the device of its leaves; None if they differ."""
+    """Set the device label of every node to the device of its leaves, None if they differ; values have that of their level."""
+    check_no_entry(root, "change the device of")
     with root._edit_together():
         for node in list_distinct_members([*walk(root)][::-1]):
-            children = list(node._children().values())
-            results = {child.device for child in children if isinstance(child, Tensor) or has_entries(child)}
-            node._set_device(results.pop() if len(results) == 1 else None)
+            labeled, devices = [node], set()
+            for child in node._children().values():
+                if isinstance(child, Tensor) or has_entries(child):
+                    devices.add(child.device)
+                else:
+                    labeled.append(child)
+            device = devices.pop() if len(devices) == 1 else None
+            for each in labeled:
+                each._set_device(device)
 
 
 def clear_device_labels(root: Core) -> None:

@@ -182,7 +182,7 @@ class EntryMixin(Core):
             above.append(node)
             node = child
         node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
-        if node._names is not None:
+        if node._names is not None and not isinstance(node._peek_child(path[-1]), Tensor):
             name_parents(above, node)
 
     def set_(self, key: NestedKey, item: object, *, non_blocking: bool = False) -> Self:

@@ -22,7 +22,7 @@ from .._tree.node import Child, Core, EntrySchema, make_dense
 from .._tree.walks import visit, walk
 from ..errors import KeyPathError, StructureError, UnsupportedOperationError
 from ..typing import NO_DEFAULT, Names, NestedKey
-from ._live_edits import Change, LiveNode, LiveStore, fits
+from ._live_edits import Change, LiveNode, LiveStore, check_above, fits
 from ._table_edits import KeyPath, TableEdit
 
 
@@ -207,6 +207,7 @@ class LiveCollection(LiveNode):
     def _check_child(self, key: str, value: Child) -> None:
         self._check_form(key, value)
         self._store.check_entry(self._with_children({key: value}))
+        check_above(TableEdit(self._store.read_table()), (*self._path, key), value)
 
     def _check_form(self, key: str, value: Child) -> None:
         """Raise an error if nothing can be set, or nothing with a nested tensor."""

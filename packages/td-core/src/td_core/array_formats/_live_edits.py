@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._encode.node_kinds import Encoded
 from .._methods.collection import TensorDictBase
 from .._stored import StoredTensor
 from .._tree.defaults import call_once_per_leaf, get_lead, show_path
@@ -80,6 +81,10 @@ class LiveStore(ABC):
     @abstractmethod
     def check_entry(self, data: Core) -> None:
         """Raise CodecError if the only entry of a collection cannot be stored."""
+
+    @abstractmethod
+    def read_table(self) -> Encoded:
+        """Return the table of the header as it is now."""
 
     @abstractmethod
     def commit(self, change: Change) -> None:
@@ -280,7 +285,7 @@ class Edits:
             for change in changes:
                 change(table)
             for path, value in added.items():
-                _check_above(table, path, value)
+                check_above(table, path, value)
 
         return edit
 
@@ -379,7 +384,7 @@ def fits(held: Tensor, value: object) -> bool:
     )
 
 
-def _check_above(table: TableEdit, path: KeyPath, value: Child) -> None:
+def check_above(table: TableEdit, path: KeyPath, value: Child) -> None:
     """Raise StructureError for a value that does not start with the batch size of each level above: no file can hold it."""
     for length in range(len(path)):
         size = torch.Size(table.get_row(path[:length])["meta"].get("batch_size", ()))
