@@ -130,7 +130,6 @@ def change_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: 
 
 def infer_device_labels(root: Core) -> None:
     """Set the device label of every node to the device of its leaves, None if they differ; values have that of their level."""
-    check_no_entry(root, "change the device of")
     with root._edit_together():
         for node in list_distinct_members([*walk(root)][::-1]):
             labeled, devices = [node], set()
