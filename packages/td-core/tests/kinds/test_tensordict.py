@@ -66,55 +66,12 @@ def test_construct_from_collection_drops_its_batch_size():
     assert TensorDict(source, [3]).names == ["t"]
 
 
-def test_getitem_missing_key_error_suggests_closest_key():
-    td = TensorDict({"observation": 1, "n": {"reward": 2}})
-    with pytest.raises(
-        KeyPathError, match="key 'observatoin' not found in TensorDict: did you mean 'observation'"
-    ):
-        td["observatoin"]
-    with pytest.raises(KeyPathError, match="key 'rewrd' not found in key 'n'.*'reward'"):
-        td["n", "rewrd"]
-    with pytest.raises(KeyThroughLeafError, match="key 'observation' is a tensor, so it has no entry 'x'"):
-        td["observation", "x"]
-    assert td.get("nope") is None and td.get(("observation", "x"), 7) == 7
-
-
-def test_set_invalid_value_leaves_collection_unchanged():
-    td = TensorDict({"a": torch.zeros(3)}, [3])
-    with pytest.raises(BatchSizeError, match=r"key \('x', 'y'\)"):
-        td["x", "y"] = torch.zeros(2)
-    with pytest.raises(KeyThroughLeafError):
-        td["a", "b"] = torch.zeros(3)
-    assert list(td.keys(True)) == ["a"]
-
-
-def test_exit_context_without_operation_raises():
-    with pytest.raises(StructureError, match="no undoable operation"), TensorDict():
-        pass
-
-
 def test_construct_with_device_moves_every_entry():
     td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, device="meta")
     td["c"] = torch.zeros(3)
     td["m"] = TensorDict({"d": torch.zeros(1)})
     assert {leaf.device.type for leaf in td.values(True, True)} == {"meta"}
     assert td["m"].device == torch.device("meta")
-
-
-def test_set_nested_extends_shorter_batch_size():
-    td = TensorDict(
-        {
-            "long": TensorDict({"a": torch.zeros(3, 4)}, [3, 4]),
-            "short": TensorDict({"b": {"c": torch.zeros(3)}}),
-        },
-        [3],
-    )
-    assert td["long"].batch_size == torch.Size([3, 4])
-    assert td["short"].batch_size == td["short", "b"].batch_size == torch.Size([3])
-    with pytest.raises(
-        BatchSizeError, match=r"key 'x': the batch size \[3\] does not fit: key \('b', 'c'\) has shape \[2\]"
-    ):
-        td["x"] = TensorDict({"b": {"c": torch.zeros(2)}})
 
 
 def test_set_batch_size_shape_mismatch_raises():
@@ -124,32 +81,6 @@ def test_set_batch_size_shape_mismatch_raises():
     with pytest.raises(BatchSizeError, match=r"key 'a' has shape \[3, 4\]"):
         td.batch_size = [3, 4, 2]
     assert td.batch_size == torch.Size([3, 4])
-
-
-def test_len_bool_and_iter_follow_batch_size():
-    assert len(TensorDict(batch_size=[3])) == 3
-    with pytest.raises(RuntimeError, match="is ambiguous"):
-        bool(TensorDict())
-    with pytest.raises(RuntimeError, match="without batch dims"):
-        iter(TensorDict())
-    assert [int(row["a"]) for row in TensorDict({"a": torch.arange(3)}, [3])] == [0, 1, 2]
-
-
-def test_set_inplace_tensor_over_node_raises():
-    td = TensorDict({"a": {"b": torch.zeros(3)}}, [3])
-    with pytest.raises(
-        StructureError, match="cannot write key 'a' in place: it is a TensorDict, the value a Tensor"
-    ):
-        td.set_("a", torch.ones(3))
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_set_strided_nested_tensor_stores_it():
-    rows = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    td = TensorDict({"a": rows}, [2])
-    td["b"] = rows
-    assert td["a"] is rows
-    assert td["b"] is rows
 
 
 def make_ragged() -> LazyStackedTensorDict:
@@ -236,8 +167,3 @@ def test_invalid_call_raises_and_changes_nothing(
     with pytest.raises(error, match=message):
         call(td)
     assert list(td.keys(True)) == list(before.keys(True)) and (td == before).all()
-
-
-def test_iter_many_rows_keeps_order() -> None:
-    td = TensorDict({"a": torch.arange(150), "n": {"b": torch.arange(150)}}, [150])
-    assert [(int(row["a"]), int(row["n", "b"])) for row in td] == [(i, i) for i in range(150)]

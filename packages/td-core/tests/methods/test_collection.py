@@ -12,7 +12,6 @@ import torch
 
 from td_core import (
     LazyStackedTensorDict,
-    StructureError,
     TensorCollection,
     TensorDict,
     TensorDictParams,
@@ -57,15 +56,6 @@ def test_count_as_mapping_registers_kinds_and_keeps_behaviour():
         "[1.0, 0.0, 1.0, 1.0] Mine torch.Size([4]) True dict_keys(['a', 'n'])",
         "<All keys matched successfully>",
     ]
-
-
-def test_iterate_without_batch_dims_raises_naming_count_as_mapping():
-    with pytest.raises(StructureError) as caught:
-        iter(TensorDict(a=torch.ones(2)))
-    assert str(caught.value) == (
-        "cannot iterate over a TensorDict without batch dims; use keys(). A library that searches a batch for tensors finds "
-        "them after td_core.count_as_mapping(); log() of Lightning also takes batch_size="
-    )
 
 
 class TestPredicates:

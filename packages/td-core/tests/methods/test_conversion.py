@@ -1,4 +1,4 @@
-"""Functions that need a tensor or array raise for collections and lists of them, and name the right method."""
+"""Conversions of collections to Python and numpy; functions that need one tensor or array raise and name the right method."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
@@ -130,3 +132,90 @@ def test_data_loader_keeps_collections_whole(make: Callable[[], TensorDict]) -> 
     (batch,) = DataLoader(items, batch_size=2, collate_fn=torch.stack)
     assert batch["a"].shape == (2, *items[0]["a"].shape)
     assert [item["a"].shape for item in DataLoader(items, batch_size=None)] == [items[0]["a"].shape] * 2
+
+
+CONVERTIBLE: dict[str, Callable[[TensorDict], Any]] = {
+    "dense": lambda td: td,
+    "lazy": lambda td: LazyStackedTensorDict(*td.unbind(0)),
+    "lazy along 1": lambda td: LazyStackedTensorDict(*td.unbind(1), stack_dim=1),
+    "params": lambda td: TensorDictParams(td, no_convert=True),
+}
+ARRAYS: dict[str, Any] = {
+    "a": np.arange(6).reshape(2, 3),
+    "n": {"b": np.arange(12.0).reshape(2, 3, 2), "e": {}},
+}
+
+
+def make_convertible() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6).view(2, 3), "n": {"b": torch.arange(12.0).view(2, 3, 2).double(), "e": {}}},
+        [2, 3],
+    )
+
+
+def to_lists(tree: Any) -> Any:
+    return (
+        {key: to_lists(value) for key, value in tree.items()}
+        if isinstance(tree, dict)
+        else np.asarray(tree).tolist()
+    )
+
+
+@pytest.mark.parametrize("kind", CONVERTIBLE)
+def test_convert_each_kind_returns_same_values(kind: str) -> None:
+    td = CONVERTIBLE[kind](make_convertible())
+    assert (
+        to_lists(td.to_dict()) == td.to_dict(convert_tensors=True) == to_lists(td.numpy()) == to_lists(ARRAYS)
+    )
+    rows = td.tolist(convert_tensors=True)
+    assert [[cell["a"] for cell in row] for row in rows] == ARRAYS["a"].tolist()
+    assert rows[1][2] == {"a": 5, "n": {"b": [10.0, 11.0], "e": {}}}
+    named = td.to_namedtuple()
+    assert named.a.tolist() == ARRAYS["a"].tolist() and named.n.b.tolist() == ARRAYS["n"]["b"].tolist()
+
+
+@pytest.mark.parametrize("kind", CONVERTIBLE)
+def test_to_struct_array_equals_array_of_each_leaf(kind: str) -> None:
+    found = CONVERTIBLE[kind](make_convertible().exclude(("n", "e"))).to_struct_array()
+    assert found.shape == (2, 3) and found.dtype.names == ("a", "n")
+    assert np.array_equal(found["a"], ARRAYS["a"]) and np.array_equal(found["n"]["b"], ARRAYS["n"]["b"])
+    assert TensorDict.from_struct_array(found)["n", "b"].tolist() == ARRAYS["n"]["b"].tolist()
+
+
+@pytest.mark.parametrize("kind", CONVERTIBLE)
+def test_to_tensordict_each_kind_copies_to_plain_levels(kind: str) -> None:
+    td = CONVERTIBLE[kind](make_convertible())
+    result = td.to_tensordict()
+    for node in (result, result["n"], result["n", "e"]):
+        assert type(node) is TensorDict and node.batch_size == (2, 3)
+    result["a"].zero_()
+    assert td["a"].tolist() == ARRAYS["a"].tolist()
+
+
+def test_to_tensordict_uneven_members_raises() -> None:
+    stack = LazyStackedTensorDict(TensorDict(a=1, b=1), TensorDict(a=2))
+    with pytest.raises(RuntimeError, match="'b'"):
+        stack.to_tensordict()
+
+
+def test_tolist_as_linked_list_writes_back() -> None:
+    td = make_convertible()
+    rows = td.tolist(as_linked_list=True)
+    rows[0] = {"a": torch.zeros(3, dtype=torch.int64), "n": {"b": torch.zeros(3, 2, dtype=torch.float64)}}
+    assert td["a"].tolist() == [[0, 0, 0], [3, 4, 5]] and not td["n", "b"][0].any()
+
+
+@pytest.mark.parametrize("method", ["from_dict", "from_any", "from_pytree"])
+def test_from_dict_methods_equal_leaves(method: str) -> None:
+    source = {"a": torch.arange(3), "n": {"b": torch.ones(3, 2)}}
+    result = getattr(TensorDict, method)(source)
+    assert result["a"] is source["a"] and result["n", "b"] is source["n"]["b"]
+
+
+@pytest.mark.parametrize(
+    "tree", [{"a": 1, "b": [2, (3, {"c": 4})]}, [1, [2]], {1: 2, "x": {3: [4]}}, ({"a": ()},)], ids=str
+)
+def test_to_pytree_round_trips_containers(tree: Any) -> None:
+    td = TensorDict.from_pytree(tree_map(torch.tensor, tree))
+    assert tree_map(Tensor.item, td.to_pytree()) == tree
+    assert tree_map(Tensor.item, (td + 1).to_pytree()) == tree_map(lambda number: number + 1, tree)
