@@ -114,29 +114,6 @@ def test_select_keys_of_many_shared_members_ends() -> None:
     assert len(select_keys(Encoded(rows, ["0"], []), "a", "x.bin").nodes) == 61
 
 
-@pytest.mark.parametrize("depth", [13, 60, 20_000])
-def test_read_header_of_too_many_nodes_raises(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"kind": "TensorDict", "meta": {"batch_size": []}, "members": [], "values": []}
-    rows: list[Any] = [{**row, "entries": [["l", i + 1], ["r", i + 1]]} for i in range(depth)]
-    header = {"version": 1, "nodes": [*rows, {**row, "entries": []}], "leaves": [], "values": []}
-    most = max(10_000, depth + 1)
-    with pytest.raises(
-        FormatError, match=f"x.bin: its header describes more than {most} nodes.*TD_MAX_NODES"
-    ):
-        load_table(header, "x.bin")
-    if depth == 13:
-        monkeypatch.setenv("TD_MAX_NODES", "20000")
-        assert len(list(decode_table(load_table(header, "x.bin"), [], "x.bin").keys(True))) == 2**14 - 2
-
-
-def test_leaf_paths_without_members_are_keys() -> None:
-    tree = make_tree()
-    paths = encode(tree).leaf_paths(members=False)
-    keys = {key if isinstance(key, tuple) else (key,) for key in tree.keys(True, True)}
-    assert set(paths) == keys
-    assert encode(tree).node_paths(members=False).count(("s",)) == 3
-
-
 def edit(path: list[Any], value: Any) -> Callable[[Any], Any]:
     """Return a function that replaces one item of a header."""
 
@@ -276,15 +253,6 @@ def test_load_damaged_header_raises(change: Callable[[Any], Any], message: str) 
         load_table(change(header), "x.bin")
 
 
-def test_decode_contradicting_leaf_raises_with_place() -> None:
-    table = load_table(dump_table(encode(TensorDict({"a": torch.zeros(3)}, [3])), ["0"]), "x.bin")
-    with pytest.raises(FormatError, match="^x.bin: .*'a'"):
-        decode_table(table, [torch.zeros(2)], "x.bin")
-    table.nodes[0]["values"], table.values = [["v", 0]], [["x", {"nonsense": 1}]]
-    with pytest.raises(FormatError, match="^x.bin: the values of its header are damaged"):
-        decode_table(table, [torch.zeros(3)], "x.bin")
-
-
 def test_decode_undefined_class_needs_strict_false() -> None:
     header = dump_table(encode(TensorDict({"p": {"x": 1}})), ["0"])
     header["nodes"].append(header["nodes"][1])
@@ -318,3 +286,12 @@ def test_describe_table_adds_sizes() -> None:
     assert [*tree.children["s"].children["1"].children] == ["a", "m"]
     assert tree.children["p"].kind == "TensorDictParams"
     assert tree.children["s"].children["0"].shape == [3]
+
+
+def test_decode_contradicting_leaf_raises_with_place() -> None:
+    table = load_table(dump_table(encode(TensorDict({"a": torch.zeros(3)}, [3])), ["0"]), "x.bin")
+    with pytest.raises(FormatError, match="^x.bin: .*'a'"):
+        decode_table(table, [torch.zeros(2)], "x.bin")
+    table.nodes[0]["values"], table.values = [["v", 0]], [["x", {"nonsense": 1}]]
+    with pytest.raises(FormatError, match="^x.bin: the values of its header are damaged"):
+        decode_table(table, [torch.zeros(3)], "x.bin")

@@ -23,7 +23,7 @@ from td_core import (
     hookimpl,
 )
 from td_core.errors import MissingPluginError, PluginError
-from td_core.plugins.manager import FIRST_PARTY, PluginManager, PluginRecord, PluginWarning, Selection
+from td_core.plugins.manager import FIRST_PARTY, PluginManager, PluginWarning, Selection
 from td_core.plugins.siblings import SiblingMethods
 
 EVERYTHING = Selection()
@@ -280,32 +280,6 @@ def test_call_method_of_blocked_package_error_says_inactive(fakes: Fakes, manage
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "allowed"),
-    [
-        ("", "abc"),
-        ("none", ""),
-        ("a", "a"),
-        ("a,b", "ab"),
-        (" a , b ", "ab"),
-        ("-c", "ab"),
-        ("-c,-a", "b"),
-        ("x", ""),
-    ],
-)
-def test_selection_parse_allows_selected_plugins(text: str, allowed: str) -> None:
-    selection = Selection.parse(text)
-    assert "".join(name for name in "abc" if selection.allows(name)) == allowed
-
-
-@pytest.mark.parametrize("text", ["a,-b", "none,a", "none,-a"])
-def test_selection_parse_mixed_names_raises(text: str) -> None:
-    with pytest.raises(
-        PluginError, match=rf"^TD_PLUGINS is 'none', .* not a mixture; got {re.escape(repr(text))}$"
-    ):
-        Selection.parse(text)
-
-
 def test_load_selected_plugin_not_installed_warns(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("here", GOOD.format(name="is_here"))
     with pytest.warns(PluginWarning) as caught:
@@ -385,7 +359,3 @@ def test_main_plugins_without_plugins_prints_message(
     monkeypatch.setattr(sys, "argv", ["td_core", "plugins"])
     td_core.__main__.main()
     assert capsys.readouterr().out == "no plugins are installed\n"
-
-
-def test_plugins_returns_plugin_records() -> None:
-    assert all(isinstance(record, PluginRecord) for record in td_core.plugins())

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.utils import _pytree as pytree
 
-from td_core import StructureError, TensorDict, TensorDictParams, lazy_stack
+from td_core import Record, StructureError, TensorDict, TensorDictParams, lazy_stack
+from td_core._transforms.pytree import Shell
 
 JACOBIANS = {
     "jacrev": jacrev,
@@ -166,3 +168,14 @@ def test_operation_on_objects_in_place_of_leaves_raises_with_key(value: object) 
                 operation(result, tree.to_tensordict())
         table = {row.key: row.dtype for row in result.describe()}
         assert table[("x",)] == table["n", "y"] == type(value).__name__
+
+
+def test_shell_equality_compares_array_values() -> None:
+    def shell(*values: Any) -> Shell:
+        named = {str(i): np.array(value) for i, value in enumerate(values)}
+        return Shell(TensorDict(), Record({}, values=named))
+
+    assert shell([1, 2], ["a"]) == shell([1, 2], ["a"])
+    for others in ([1, 3], ["a"]), ([1, 2],), ([1.0, 2.0], ["a"]):
+        assert shell([1, 2], ["a"]) != shell(*others)
+    assert shell([1, 2]) != [1, 2]

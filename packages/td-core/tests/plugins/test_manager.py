@@ -1,10 +1,9 @@
-"""Registration of plugins: validation, errors and removal of what they add; kinds of plugins in encoded trees."""
+"""Registration of plugins: selection, validation, errors, and removal of what they add."""
 
 from __future__ import annotations
 
-import copy
 import inspect
-import pickle
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,10 +28,8 @@ from td_core import (
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
 from td_core._formats.serializers import SERIALIZERS
-from td_core._transforms.pytree import Shell
-from td_core.errors import FormatError, MissingPluginError, PluginError
-from td_core.plugins import hookspecs
-from td_core.plugins.manager import installed
+from td_core.errors import PluginError
+from td_core.plugins.manager import PluginRecord, Selection, installed
 from td_core.plugins.siblings import SiblingMethods
 
 HOOKS = {"td_node_kinds", "td_methods", "td_serializers", "td_coercers"}
@@ -120,18 +117,6 @@ ALL = {
     "td_serializers": [Text(), make_leaf_serializer()],
     "td_coercers": (make_coercer(),),
 }
-
-
-def test_hookspecs_has_four_documented_hooks() -> None:
-    functions = {
-        name: value
-        for name, value in vars(hookspecs).items()
-        if inspect.isfunction(value) and value.__module__ == hookspecs.__name__
-    }
-    assert set(functions) == HOOKS
-    for name, function in functions.items():
-        assert function.__annotations__["return"], name
-        assert len(function.__doc__ or "") > 200, name
 
 
 def test_installed_all_hooks_adds_and_removes_everything(
@@ -347,23 +332,6 @@ def test_register_hook_with_unknown_argument_raises(copy_registries: Callable[[]
         pass
 
 
-def test_register_unknown_hook_error_lists_known_hooks() -> None:
-    with pytest.raises(PluginError) as caught, installed(make_plugin(td_kinds=[])):
-        pass
-    assert str(caught.value).startswith(
-        "plugin 'test-plugin' implements the unknown hook td_kinds(); the hooks are "
-        "td_node_kinds() -> Iterable[NodeKind], td_methods()"
-    )
-
-
-def test_register_unknown_optional_hook_is_accepted() -> None:
-    @hookimpl(optionalhook=True)
-    def td_elsewhere() -> None: ...
-
-    with installed(SimpleNamespace(td_elsewhere=td_elsewhere)) as record:
-        assert record.hooks == ("td_elsewhere",)
-
-
 def test_register_declared_method_replaces_declaration() -> None:
     if "is_consolidated" in vars(SiblingMethods):
         pytest.skip("td-distributed is installed, so the method is provided")
@@ -408,71 +376,6 @@ def test_register_declared_method_wrong_signature_raises(member: Any, got: str) 
     assert f"the method 'all_gather' is declared as (self, *, group=None); got {got}" in str(caught.value)
 
 
-#: Functions that put a node into a collection, by the key path of the node in messages.
-WRAPPED = {
-    "the root": lambda node: node,
-    "key 'x'": lambda node: TensorDict({"a": 1, "n": {}, "x": node}),
-    "key ('n', 'x')": lambda node: TensorDict({"m": {"x": {}}, "n": {"x": node}}),
-    "key ('l', '1')": lambda node: TensorDict({"l": TensorDict.lazy_stack([TensorDict(), node])}),
-}
-
-
-@pytest.mark.parametrize("wrap", WRAPPED)
-def test_decode_kind_of_missing_package_names_package(wrap: str) -> None:
-    with installed(make_plugin(td_node_kinds=[make_kind()]), distribution="td-foreign", version="1.5"):
-        encoded = td_core.encode(WRAPPED[wrap](Foreign({"a": 1})))
-        assert [row.get("from") for row in encoded.nodes if row["kind"] == "test.Foreign"] == [
-            "td-foreign==1.5"
-        ]
-        assert type(td_core.decode(encoded)) is type(WRAPPED[wrap](Foreign()))
-    with pytest.raises(MissingPluginError) as caught:
-        td_core.decode(encoded)
-    assert str(caught.value) == (
-        f"{wrap}, of the kind 'test.Foreign', was written by 'td-foreign' 1.5, which is not installed: "
-        "install it from where its authors publish it"
-    )
-
-
-def test_decode_below_damaged_row_error_names_position() -> None:
-    encoded = td_core.encode(TensorDict({"n": {"b": 1}}))
-    encoded.nodes[0]["entries"] = None
-    encoded.nodes[1]["kind"] = "nope"
-    with pytest.raises(
-        FormatError, match="^node 1 is of the kind 'nope', which no installed package provides$"
-    ):
-        td_core.decode(encoded)
-
-
-@pytest.mark.parametrize(
-    ("row", "meta", "message"),
-    [
-        ({}, {"batch_size": [7]}, r"the batch size \[7\] does not fit: key 'a' has shape \[2\]"),
-        ({}, {"device": "bogus"}, "cannot be put together: RuntimeError"),
-        ({"entries": [["a", [-1]]]}, {}, "a place in its entries is negative"),
-        ({"entries": [[1, [0]]]}, {}, "not all keys of its entries are strings"),
-        ({"entries": [["a", [0]], ["a", [0]]]}, {}, "a key is repeated in its entries"),
-        ({"meta": None}, {}, "cannot be put together: AttributeError"),
-        ({"kind": ["x"]}, {}, r"the root is of the kind \['x'\], which no"),
-    ],
-)
-def test_decode_inconsistent_table_raises(row: Any, meta: Any, message: str) -> None:
-    encoded = td_core.encode(TensorDict({"a": torch.zeros(2)}, [2]))
-    encoded.nodes[0]["meta"].update(meta)
-    encoded.nodes[0].update(row)
-    with pytest.raises(FormatError, match=message):
-        td_core.decode(encoded)
-    with pytest.raises(FormatError, match="there is none"):
-        td_core.decode(td_core.Encoded([], [], []))
-
-
-@pytest.mark.parametrize("nodes", [3, {"a": 1}, "ab"])
-def test_decode_nodes_not_a_list_raises(nodes: Any) -> None:
-    with pytest.raises(
-        FormatError, match=f"nodes of an encoded tree are a list; got a {type(nodes).__name__}"
-    ):
-        td_core.decode(td_core.Encoded(nodes, [], []))
-
-
 @pytest.mark.parametrize("entry", [None, 3, np.ones(3), [1.0], {"a": torch.ones(3)}])
 @pytest.mark.parametrize("batch_size", [[], [3]])
 def test_set_coercer_returns_wrong_type_raises(entry: Any, batch_size: list[int]) -> None:
@@ -485,89 +388,48 @@ def test_set_coercer_returns_wrong_type_raises(entry: Any, batch_size: list[int]
         assert not td.keys()
 
 
-def test_decode_unflatten_fails_error_names_writer() -> None:
-    wrong = NodeKind("test.Foreign", Foreign, lambda node: Record({}), lambda record: record.meta["unit"])
-    with installed(make_plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
-        encoded = td_core.encode(TensorDict({"x": Foreign()}))
-        with pytest.raises(FormatError) as caught:
-            td_core.decode(encoded)
-    assert str(caught.value) == (
-        "key 'x', of the kind 'test.Foreign', written by 'td-foreign==1.5', cannot be put together: KeyError('unit')"
-    )
-
-
 @pytest.mark.parametrize(
-    ("flatten", "unflatten", "error", "message"),
+    ("text", "allowed"),
     [
-        (
-            lambda node: {},
-            None,
-            PluginError,
-            r"^key 'x': flatten of the node kind 'test.Foreign' gives a Record; got {}$",
-        ),
-        (lambda node: Record({}), lambda record: 3, FormatError, "a node is a collection; got 3"),
+        ("", "abc"),
+        ("none", ""),
+        ("a", "a"),
+        ("a,b", "ab"),
+        (" a , b ", "ab"),
+        ("-c", "ab"),
+        ("-c,-a", "b"),
+        ("x", ""),
     ],
 )
-def test_encode_or_decode_wrong_kind_result_raises(
-    flatten: Any, unflatten: Any, error: type, message: str
-) -> None:
-    wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
-    with installed(make_plugin(td_node_kinds=[wrong])), pytest.raises(error, match=message):
-        td_core.decode(td_core.encode(TensorDict({"x": Foreign()})))
+def test_selection_parse_allows_selected_plugins(text: str, allowed: str) -> None:
+    selection = Selection.parse(text)
+    assert "".join(name for name in "abc" if selection.allows(name)) == allowed
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))])
-@pytest.mark.parametrize("chosen", [True, False])
-def test_copy_keeps_attributes_that_kind_selects(chosen: bool, copied: Any) -> None:
-    def attributes(node: Any) -> dict[str, Any]:
-        return {"note": node.note}
+@pytest.mark.parametrize("text", ["a,-b", "none,a", "none,-a"])
+def test_selection_parse_mixed_names_raises(text: str) -> None:
+    with pytest.raises(
+        PluginError, match=rf"^TD_PLUGINS is 'none', .* not a mixture; got {re.escape(repr(text))}$"
+    ):
+        Selection.parse(text)
 
-    def unflatten(record: Record) -> Foreign:
-        return Foreign(dict(record.entries))
 
-    kind = NodeKind(
-        "test.Foreign",
-        Foreign,
-        lambda node: Record({}, node._children()),
-        unflatten,
-        attributes=attributes if chosen else None,
+def test_plugins_returns_plugin_records() -> None:
+    assert all(isinstance(record, PluginRecord) for record in td_core.plugins())
+
+
+def test_register_unknown_hook_error_lists_known_hooks() -> None:
+    with pytest.raises(PluginError) as caught, installed(make_plugin(td_kinds=[])):
+        pass
+    assert str(caught.value).startswith(
+        "plugin 'test-plugin' implements the unknown hook td_kinds(); the hooks are "
+        "td_node_kinds() -> Iterable[NodeKind], td_methods()"
     )
-    node: Any = Foreign({"a": 1})
-    node.note, node.state = "kept", "the kind's"
-    with installed(make_plugin(td_node_kinds=[kind])):
-        assert vars(copied(node)) == ({"note": "kept"} if chosen else {})
 
 
-@pytest.mark.parametrize("given", [None, ({}, {})])
-@pytest.mark.parametrize("take", [td_core.encode, copy.deepcopy, pickle.dumps, TensorDict.state_dict])
-def test_encode_flatten_not_a_record_error_names_plugin(given: Any, take: Any) -> None:
-    layout = Layout(lambda node: given, str)
-    wrong = NodeKind("test.Foreign", Foreign, lambda node: given, str, {"state_dict/2": layout})
-    message = (
-        r"flatten of the node kind 'test.Foreign', of td-foreign==1.5, gives a Record; got (None|\({}, {}\))$"
-    )
-    with installed(make_plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
-        for td in (TensorDict({"n": {"a": {}, "x": Foreign(), "b": {}}}), Foreign()):
-            with pytest.raises(PluginError, match=message) as caught:
-                take(td)
-            if take is not TensorDict.state_dict:
-                assert str(caught.value).startswith("flatten" if type(td) is Foreign else "key ('n', 'x'): ")
+def test_register_unknown_optional_hook_is_accepted() -> None:
+    @hookimpl(optionalhook=True)
+    def td_elsewhere() -> None: ...
 
-
-@pytest.mark.parametrize("leaf", [3, None, [1.0], TensorDict()])
-def test_decode_leaf_not_a_tensor_raises(leaf: Any) -> None:
-    encoded = td_core.encode(TensorDict({"a": 1, "n": {"b": 2}}))
-    encoded.leaves[1] = leaf
-    with pytest.raises(FormatError, match=r"^key \('n', 'b'\) of the encoded tree is a tensor; got "):
-        td_core.decode(encoded)
-
-
-def test_shell_equality_compares_array_values() -> None:
-    def shell(*values: Any) -> Shell:
-        named = {str(i): np.array(value) for i, value in enumerate(values)}
-        return Shell(TensorDict(), Record({}, values=named))
-
-    assert shell([1, 2], ["a"]) == shell([1, 2], ["a"])
-    for others in ([1, 3], ["a"]), ([1, 2],), ([1.0, 2.0], ["a"]):
-        assert shell([1, 2], ["a"]) != shell(*others)
-    assert shell([1, 2]) != [1, 2]
+    with installed(SimpleNamespace(td_elsewhere=td_elsewhere)) as record:
+        assert record.hooks == ("td_elsewhere",)

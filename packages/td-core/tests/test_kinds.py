@@ -1,7 +1,8 @@
-"""Public access to kinds, and key paths of encoded trees."""
+"""Public access to the registered kinds, their classes and their layouts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,16 @@ import torch
 
 from td_core import (
     LazyStackedTensorDict,
+    NodeKind,
     PluginError,
+    Record,
     TensorDict,
     TensorDictParams,
     encode,
     kinds,
     lazy_stack,
 )
+from td_core._encode.node_kinds import KINDS
 from td_core._tree.node import Core
 
 
@@ -72,40 +76,34 @@ def test_find_class_by_name_in_files(name_of: Any) -> None:
     assert kinds.named("LazyStackedTensorDict", "consolidated/1").type is LazyStackedTensorDict  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("tree", "nodes", "leaves"),
-    [
-        (
-            lambda: TensorDict({"a": 1, "n": {"b": 2, "m": {}}}),
-            {(), ("n",), ("n", "m")},
-            {("a",), ("n", "b")},
-        ),
-        (
-            lambda: TensorDict({"s": lazy_stack([make_flat(), make_flat()])}),
-            {(), ("s",), ("s", "0"), ("s", "1")},
-            {("s", "0", "a"), ("s", "1", "a")},
-        ),
-        (lambda: TensorDictParams(make_flat()), {(), ("params",)}, {("params", "a")}),
-        (lambda: TensorDict(), {()}, set()),
-    ],
-)
-def test_encoded_paths_match_positions(tree: Any, nodes: set[Any], leaves: set[Any]) -> None:
-    encoded = encode(tree())
-    assert set(encoded.node_paths()) == nodes
-    assert set(encoded.leaf_paths()) == leaves
-    assert (len(encoded.node_paths()), len(encoded.leaf_paths())) == (len(encoded.nodes), len(encoded.leaves))
+class Again(TensorDict):
+    """A class that is registered, and registered again."""
 
 
-def test_encoded_paths_name_leaf_at_position() -> None:
-    leaves = {f"k{i}": torch.tensor(i) for i in range(5)}
-    encoded = encode(TensorDict({"x": leaves, **leaves}))
-    for path, leaf in zip(encoded.leaf_paths(), encoded.leaves, strict=True):
-        assert path[-1] == f"k{leaf.item()}"
-    assert len(set(encoded.leaf_paths())) == 10
+def test_register_replaces_kind_of_class() -> None:
+    kind = NodeKind("test.Again", Again, lambda node: Record({}), lambda record: Again(), with_class=True)
+    try:
+        for made in (kind, replace(kind)):
+            kinds.register(made)
+            assert kinds.find("test.Again") is kinds.of(Again) is made
+        assert kinds.record_of(Again({"a": 1})).entries == {}
+        with pytest.raises(PluginError, match="^the tag of a node kind is a string; got None$"):
+            kinds.register(replace(kind, tag=None))
+    finally:
+        KINDS.remove("test.Again")
 
 
-def test_encoded_paths_of_shared_node_are_first_ones() -> None:
-    node = make_flat()
-    encoded = encode(TensorDict({"x": node, "y": node}), shared=True)
-    assert encoded.node_paths() == [(), ("x",)]
-    assert encoded.leaf_paths() == [("x", "a")]
+def test_store_as_flattens_class_as_other_kind() -> None:
+    opened = type("Opened", (Own,), {"__module__": __name__})
+    kinds.store_as(opened, "TensorDict")
+    kind = kinds.of(opened)
+    assert (kind.tag, kind.type) == ("TensorDict", opened)
+    assert "class" not in encode(opened({"a": 1})).nodes[0]
+    assert "class" in encode(Own({"a": 1})).nodes[0]
+    assert torch.utils._pytree.tree_map(torch.neg, opened({"a": torch.ones(())}))["a"] == -1
+
+
+def test_list_kinds_is_copy_of_registry() -> None:
+    tags = [kind.tag for kind in kinds.list_kinds()]
+    assert {"TensorDict", "LazyStackedTensorDict", "TensorDictParams"} < set(tags)
+    assert [kinds.find(tag).tag for tag in tags] == tags

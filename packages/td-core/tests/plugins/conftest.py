@@ -1,0 +1,24 @@
+"""Fixtures that the tests of declared methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from td_core import MissingPluginError
+from td_core.plugins.declarations import DECLARATIONS
+from td_core.plugins.siblings import SiblingMethods
+
+
+@pytest.fixture
+def no_sibling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remove every provided method during a test, if the siblings are installed."""
+    for declaration in DECLARATIONS.values():
+        monkeypatch.delitem(MissingPluginError.unavailable, declaration.distribution, raising=False)
+    provided = {name: vars(SiblingMethods)[name] for name in DECLARATIONS if name in vars(SiblingMethods)}
+    for name in provided:
+        delattr(SiblingMethods, name)
+    yield
+    for name, member in provided.items():
+        setattr(SiblingMethods, name, member)
