@@ -15,7 +15,7 @@ from .._torch.lazy_parameters import WITHOUT_SHAPE, stack_without_shapes, take_m
 from .._torch.private import functorch_level
 from .._tree.defaults import show_path
 from .._tree.keys import unravel_key_to_tuple
-from .._tree.node import LEAF_KINDS, Child, Core, make_dense
+from .._tree.node import FACTORIES, LEAF_KINDS, Child, Core, make_dense
 from .._tree.roles import (
     as_buffer,
     is_buffer,
@@ -167,19 +167,10 @@ def _unflatten_state(state: dict[str, object]) -> Core:
     return result
 
 
-_params: Callable[..., Any]
-
-
-def register_params(cls: Callable[..., object]) -> None:
-    """Register the class of parameters. Its module calls this once, which avoids an import cycle."""
-    global _params
-    _params = cls
-
-
 def wrap_and_lock(result: Any, as_module: bool, lock: bool) -> object:
     """Wrap what was read from a module as parameters, and lock it, if the caller needs that."""
     if as_module:
-        result = _params(result, no_convert=True)
+        result = FACTORIES.parameters(result, no_convert=True)
     return result.lock_() if lock else result
 
 

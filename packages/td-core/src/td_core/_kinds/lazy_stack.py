@@ -26,7 +26,7 @@ from .._tree.defaults import add_nested, check_keys, show_path, unwrap_entry
 from .._tree.devices import as_device
 from .._tree.dim_names import check_tails, name_stack_dim, names_of_stack, refuse_repeated, set_batch_size
 from .._tree.locks import check_no_entry, check_unlocked
-from .._tree.node import Child, Core, make_dense, register_lazy_stack
+from .._tree.node import FACTORIES, Child, Core, make_dense
 from .._tree.ragged import MISSING, convert_form, find_holders, get_member_entry, make_ragged_error
 from .._tree.views import StackedEntries
 from .._tree.walks import visit
@@ -685,4 +685,4 @@ def _check_member_sizes(members: Sequence[Core], strict: bool) -> None:
             )
 
 
-register_lazy_stack(LazyStackedTensorDict._of)
+FACTORIES.lazy_stack = LazyStackedTensorDict._of

@@ -16,7 +16,7 @@ from .._plans.steps import remove_size
 from .._tree.coerce import coerce
 from .._tree.defaults import show_path
 from .._tree.locks import check_unlocked
-from .._tree.node import Child, Core, make_lazy_stack
+from .._tree.node import FACTORIES, Child, Core
 from .._tree.ragged import list_distinct_members
 from .._tree.walks import has_entries, list_holders, map_levels
 from .._writes.run import Transaction
@@ -106,7 +106,7 @@ class LazyStackOps(TensorDictBase):
         try:
             return first._stack_lazily(entries, self._stack_dim)
         except StructureError:  # entries that cannot be joined have keys, too
-            return first if first._is_value else make_lazy_stack(entries, self._stack_dim)
+            return first if first._is_value else FACTORIES.lazy_stack(entries, self._stack_dim)
 
     def _print_node(self) -> PrintedNode:
         members, dim = self._members.copy(), self._stack_dim
@@ -201,7 +201,7 @@ class LazyStackOps(TensorDictBase):
         first = self._members[0].select(*list(self._children()))
         first = map_levels(first, _drop_leaves, by_member=True)
         inner = plan.of_member(first.batch_size, remove_size(size, dim))
-        return make_lazy_stack([first._transform(inner) for _ in range(size[dim])], dim)
+        return FACTORIES.lazy_stack([first._transform(inner) for _ in range(size[dim])], dim)
 
 
 def _drop_leaves(node: Core, entries: dict[str, Child], state: None) -> Iterator[tuple[str, Core, None]]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from .._functions.device_moves import take_over_leaves
-from .._functions.modules import register_params
 from .._functions.shape import Replacement
 from .._functions.structure import restore_on_error
 from .._methods.collection import TensorDictBase
@@ -29,7 +28,7 @@ from .._tree.devices import fix_device_metadata
 from .._tree.dim_names import set_batch_size
 from .._tree.keys import is_key, unravel_key_to_tuple
 from .._tree.locks import check_unlocked
-from .._tree.node import Child, Core, EntrySchema, concurrent_change_error, copy_leaf
+from .._tree.node import FACTORIES, Child, Core, EntrySchema, concurrent_change_error, copy_leaf
 from .._tree.roles import Buffer as Buffer  # older pickles import Buffer from this module
 from .._tree.roles import adopt, in_role, is_persistent, is_registered, is_settled, role
 from .._tree.walks import expand, get_path, has_entries, walk_levels
@@ -645,4 +644,4 @@ def _register_params(cls: Any) -> None:
 
 
 register_with_subclasses(TensorDictParams, _register_params)
-register_params(TensorDictParams)
+FACTORIES.parameters = TensorDictParams

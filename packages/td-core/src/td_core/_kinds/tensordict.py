@@ -32,13 +32,13 @@ from .._tree.dim_names import check_names, resize_names, take_names
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_no_entry
 from .._tree.node import (
+    FACTORIES,
     Child,
     Core,
     Walked,
     concurrent_change_error,
     copy_leaf,
     get_all_entries,
-    register_dense,
     replace_leaves,
 )
 from .._tree.walks import has_entries
@@ -686,4 +686,4 @@ def _copy_node(node: SelfT) -> SelfT:
 _DENSE = frozenset({TensorDict})
 
 register_with_subclasses(TensorDict, register_mapping)
-register_dense(partial(_make_node, TensorDict))
+FACTORIES.dense = partial(_make_node, TensorDict)

@@ -327,7 +327,7 @@ class Core:
 
     def _stack_lazily(self, items: Sequence[Core], dim: int, source: tuple[Core, str] | None = None) -> Core:
         """Build a lazy stack of nodes, this one first: those of the lazy stack and key ``source``, which writes must reach."""
-        return make_lazy_stack(items, dim)
+        return FACTORIES.lazy_stack(items, dim)
 
     def _with_batch_size(self, batch_size: torch.Size) -> Self:
         """Return this node if its batch size starts with ``batch_size``, else a shallow copy with that batch size."""
@@ -475,14 +475,17 @@ def copy_leaf(leaf: Tensor, **kwargs: Any) -> Tensor:
     return leaf.clone(**kwargs)
 
 
-_dense: Callable[..., Core]
-_lazy_stack: Callable[[Sequence[Core], int], Core]
+class Factories:
+    """The constructors of the kinds that code below the kinds needs; the module of each kind sets one."""
+
+    __slots__ = ("dense", "lazy_stack", "parameters")
+
+    dense: Callable[..., Core]
+    lazy_stack: Callable[[Sequence[Core], int], Core]
+    parameters: Callable[..., Core]
 
 
-def register_dense(factory: Callable[..., Core]) -> None:
-    """Register the constructor of TensorDict. Its module, which is above this one, calls this once."""
-    global _dense
-    _dense = factory
+FACTORIES = Factories()
 
 
 @overload
@@ -508,16 +511,5 @@ def make_dense(
     cls: type[Core] | None = None,
 ) -> Core:
     """Build a TensorDict, or a node of a subclass, that holds the dict ``children`` itself, without checks."""
-    make = _dense if cls is None else cls._make
+    make = FACTORIES.dense if cls is None else cls._make
     return make(children, batch_size, device, names)
-
-
-def register_lazy_stack(factory: Callable[[Sequence[Core], int], Core]) -> None:
-    """Register the constructor of lazy stacks. Its module, which is above this one, calls this once."""
-    global _lazy_stack
-    _lazy_stack = factory
-
-
-def make_lazy_stack(items: Sequence[Core], dim: int) -> Core:
-    """Build a lazy stack of checked items."""
-    return _lazy_stack(items, dim)
