@@ -146,7 +146,7 @@ def _convert_like(node: Core, key: str, value: object) -> object:
     return node._schema.convert_plain(key, value)
 
 
-def wrap_values_like(like: Core, mapping: Mapping[Any, object]) -> dict[object, object]:
+def wrap_values_like(like: Core, mapping: Mapping[object, object]) -> dict[object, object]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
 
     def fill(

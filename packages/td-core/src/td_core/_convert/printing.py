@@ -111,11 +111,11 @@ def print_leaf(key: str, child: object) -> PrintedLeaf:
     """Return what is printed of an entry."""
     # The pytree functions of torch may store a result of any type in place of a leaf.
     if isinstance(child, Tensor):
-        return PrintedLeaf(key, describe_leaf(child) if is_lazy(child) else child)
+        return PrintedLeaf(key, read_leaf_metadata(child) if is_lazy(child) else child)
     return PrintedLeaf(key, child if isinstance(child, Core) else type(child).__name__)
 
 
-def describe_leaf(leaf: Tensor | Ragged) -> Ragged:
+def read_leaf_metadata(leaf: Tensor | Ragged) -> Ragged:
     """Return the metadata of a leaf, or the same object if it is the metadata of an entry of a lazy stack."""
     if isinstance(leaf, Ragged):
         return leaf
@@ -144,7 +144,7 @@ def _name_entry(entry: object) -> str:
 
 def _merge_leaves(leaves: Sequence[Tensor | Ragged], dim: int) -> Ragged:
     """Return the metadata of the stack of some leaves along ``dim``, as far as they agree."""
-    described = [describe_leaf(leaf) for leaf in leaves]
+    described = [read_leaf_metadata(leaf) for leaf in leaves]
     shapes = [leaf.shape for leaf in described]
     shape = (-1,) if (-1,) in shapes else merge_shapes(shapes, dim)
     devices = ",".join(sorted({device for leaf in described for device in leaf.devices.split(",")}))

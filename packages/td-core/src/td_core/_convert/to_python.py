@@ -78,11 +78,11 @@ def convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> ob
     """Convert a value node, or a plain value that a kind lists among its entries, for ``to_dict``."""
     value = child._unwrap() if isinstance(child, Core) else child
     if isinstance(value, Tensor) and convert_tensors:
-        return convert_leaf(root, value, convert_tensors)
+        return convert_tensor(root, value, convert_tensors)
     return child.tolist() if isinstance(value, LinkedList) else value
 
 
-def convert_leaf(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
+def convert_tensor(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
     """Convert a tensor to a number or list, or to an array; an error of torch names the leaf."""
     try:
         if form != "numpy":
@@ -98,7 +98,7 @@ def list_elements(
     convert_tensors: ConvertTensors,
     tolist_first: bool,
     as_linked_list: bool,
-) -> Any:
+) -> object:
     """Convert a collection to nested lists over the batch dims; see ``tolist``."""
     if convert_tensors and not convert_nodes:
         raise TypeError("convert_tensors needs convert_nodes: a collection holds tensors")

@@ -91,7 +91,7 @@ def load(path: Location, *, format: str | None = None, **options: object) -> Any
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    return load_into_class(None, path, format, options)
+    return load_as_class(None, path, format, options)
 
 
 def load_in_place(data: Core, path: Location, name: str | None, options: dict[str, object]) -> None:
@@ -103,7 +103,7 @@ def load_in_place(data: Core, path: Location, name: str | None, options: dict[st
     serializer.load_(data, place, **options)
 
 
-def load_into_class(cls: type | None, path: Location, name: str | None, options: dict[str, object]) -> Any:
+def load_as_class(cls: type | None, path: Location, name: str | None, options: dict[str, object]) -> Any:
     """Load a collection, as an instance of ``cls`` if that is not None."""
     serializer, location = _find(path, name, "load", options)
     return (

@@ -84,11 +84,11 @@ class Walk:
         # Compare lengths: torch.compile cannot trace the truth value of a tuple of nodes.
         if len(others) == 0 and self.changed is None:
             self.alone, self.keyed = not self.named, not self.nested_keys
-        result = self.level(root, others, ())
+        result = self.apply_below(root, others, ())
         if self.inplace:
             self.write(root)
             return root if result is not None else None
-        return out if result is None else self.finish(root, result, names, propagate_lock, out)
+        return out if result is None else self.name_and_store(root, result, names, propagate_lock, out)
 
     def set_metadata(self, root: Core, batch_size: BatchSize | None, names: object, out: Core) -> None:
         """Set the batch size and names of the new nodes, where these differ from those of the old ones."""
@@ -100,7 +100,7 @@ class Walk:
         if names is not NO_DEFAULT:
             self.names = None
 
-    def finish(self, root: Core, result: Any, names: Any, propagate_lock: bool, out: Core) -> object:
+    def name_and_store(self, root: Core, result: Any, names: Any, propagate_lock: bool, out: Core) -> object:
         """Name the dims of a new result, then write it into ``out`` or lock it."""
         if names is not NO_DEFAULT and names is not None:
             result._set_names(check_names(names, len(result.batch_size)))
@@ -108,10 +108,10 @@ class Walk:
             return write_result(out, result.batch_size, result, inplace=False)
         return result.lock_() if propagate_lock and root._locked else result
 
-    def level(self, root: Core, others: tuple[Any, ...], path: Path) -> object:
+    def apply_below(self, root: Core, others: tuple[Any, ...], path: Path) -> object:
         """Apply ``fn`` below a node and return the new node, or None if it is dropped."""
         if self.size is None and (stacked := root._members_and_dim()) is not None:
-            return self.members(root, stacked[1], others, path)
+            return self.apply_to_members(root, stacked[1], others, path)
         fn, alone, keyed, is_leaf = self.fn, self.alone, self.keyed, self.is_leaf
         # Use an explicit stack of the unfinished ancestors: recursion would limit the depth of a tree.
         above: list[Any] = []
@@ -162,7 +162,7 @@ class Walk:
 
     def call(self, leaf: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
         """Return the result of ``fn`` for a leaf, or the leaf itself if an earlier key changed it."""
-        rest = [self.other(other, key, path, leaf) for other in others]
+        rest = [self.get_other(other, key, path, leaf) for other in others]
         if self.changed is not None and self.is_changed(leaf, (*path, key), rest):
             return leaf
         if not self.named:
@@ -202,16 +202,16 @@ class Walk:
     ) -> tuple[Any, ...] | None:
         """Return the part of the other collections that belongs to a node; for a lazy stack, add its result and return None."""
         if len(others) > 0:  # torch.compile cannot trace the truth value of a tuple of nodes
-            others = tuple([self.other(other, path[-1], path[:-1], child) for other in others])
+            others = tuple([self.get_other(other, path[-1], path[:-1], child) for other in others])
         stacked = child._members_and_dim()
         if stacked is None or self.size is not None:
             return others
-        value = self.members(child, stacked[1], others, path)
+        value = self.apply_to_members(child, stacked[1], others, path)
         if value is not None:
             entries[path[-1]] = value
         return None
 
-    def members(self, node: Core, dim: int, others: tuple[Any, ...], path: Path) -> Any:
+    def apply_to_members(self, node: Core, dim: int, others: tuple[Any, ...], path: Path) -> Any:
         """Apply ``fn`` to each member of a lazy stack and return a stack of the results, or None if all are dropped."""
         given = [other for other in others if other is not _MISSING]
         for other in given:
@@ -225,7 +225,7 @@ class Walk:
         def apply_to_part(member: Core, *parts: object) -> object:
             left = iter(parts)
             rest = tuple([_MISSING if other is _MISSING else next(left) for other in others])
-            result = self.level(member, rest, path)
+            result = self.apply_below(member, rest, path)
             kept.append(result is not None)
             return self.build(member, {}) if result is None else result
 
@@ -234,7 +234,7 @@ class Walk:
             return None
         return node if self.inplace else result
 
-    def other(self, node: Any, key: str, path: Path, child: Child) -> Any:
+    def get_other(self, node: Any, key: str, path: Path, child: Child) -> Any:
         """Return the entry ``key`` of another collection; if it is missing, the default or ``_MISSING``."""
         leaf = not has_entries(child) or self.is_whole(child)
         if node is _MISSING:

@@ -157,7 +157,7 @@ def backpropagate(
     if gradient is not None and not isinstance(gradient, Core):
         raise TypeError(f"backward: gradient is a collection; got {type(gradient).__name__}")
     leaves = list(filter(_REQUIRES_GRAD, node._leaves()))
-    gradients: list[Any] = [None] * len(leaves)
+    gradients: list[Tensor | None] = [None] * len(leaves)
     if not leaves:
         raise RuntimeError(f"backward: no leaf of this {type(node).__name__} requires gradients")
     if gradient is not None:
@@ -197,7 +197,7 @@ def pair_with_given(node: Core, value: object, name: str) -> list[tuple[Tensor, 
     return pairs
 
 
-def make_new(
+def make_new_like(
     node: CoreT,
     size: tuple[object, ...],
     name: str,

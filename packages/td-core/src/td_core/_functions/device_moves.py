@@ -183,7 +183,7 @@ def convert_leaves(
     By default (``non_blocking=None``) the copies run asynchronously, and the host waits once for all of them at the end.
     """
     device, dtype, non_blocking, memory_format, _ = target
-    waiting: set[Any] = set()
+    waiting: set[torch.device] = set()
     if device is not None:
         results = {leaf.device for leaf in leaves}
         if dtype is None and memory_format is None and results <= {device}:

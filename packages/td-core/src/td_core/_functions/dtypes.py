@@ -1,4 +1,4 @@
-"""Methods that cast every leaf to a dtype, one method per dtype."""
+"""Cast leaves to a dtype, and build one method for each dtype."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_cast(name: str) -> Cast:
     leaf: Callable[[Tensor], Tensor] = getattr(Tensor, name, None) or _make_caster(dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
-        return cast(self, name, leaf, cast_filter)
+        return cast_leaves(self, name, leaf, cast_filter)
 
     outcome = f"""
         >>> TensorDict({{"a": torch.zeros(2)}}).{name}()["a"].dtype
@@ -80,7 +80,10 @@ def make_cast(name: str) -> Cast:
     )
 
 
-def cast(node: SelfT, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter | None) -> SelfT:
+def cast_leaves(
+    node: SelfT, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter | None
+) -> SelfT:
+    """Cast the leaves that the filter accepts, by default that of the class, with the function ``leaf``."""
     cast_filter = node._schema.cast_filter if cast_filter is None else cast_filter
     if cast_filter is not None:
         return cast_some(node, leaf, cast_filter)

@@ -182,7 +182,7 @@ def pop_entry(root: Core, path: tuple[str, ...], default: object) -> object:
 
 
 def find_last_key(node: Core) -> str:
-    """Return the last key of a node, or of a member of a lazy stack; KeyPathError if there is none."""
+    """Return the last key of a node, or of a member of a lazy stack; KeyPathError for an empty collection."""
     keys = list(node._children()) or [key for holder in list_holders(node) for key in holder._children()]
     if not keys:
         raise KeyPathError(f"popitem: the {type(node).__name__} is empty")

@@ -60,7 +60,7 @@ def join_nodes(values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...]) ->
     return values[0]._join(values, plan, path)
 
 
-def join_components(
+def join_nested_tensors(
     values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...], error: Exception
 ) -> Tensor:
     """Join the components of nested tensors, which the function of the plan cannot join; raise an error for other leaves."""

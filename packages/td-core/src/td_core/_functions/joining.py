@@ -377,6 +377,7 @@ def _join_items(items: Sequence[Any], plan: Join, out: Core) -> Any:
 
 
 def sort_leaves(node: Any, order: bool | list[NestedKey] | None) -> list[Tensor]:
+    """List the leaves in insertion order, by their keys, or in the order of given keys."""
     if not order or order is True:
         return list(node.values(True, True, sort=bool(order)))
     wanted = [unravel_key_to_tuple(key) for key in order]

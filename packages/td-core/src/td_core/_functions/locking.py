@@ -38,7 +38,7 @@ def begin_block(node: NodeT) -> NodeT:
 
 
 def end_block(node: Any, has_error: bool) -> None:
-    """Undo the operation of the innermost ``with`` block; StructureError if there is none, except after an error."""
+    """Undo the operation of the innermost ``with`` block; StructureError without one, except after an error."""
     last, (undo, *blocks) = node._undo
     node._undo = (last, (*blocks,)) if last or blocks else None
     if undo is not None:

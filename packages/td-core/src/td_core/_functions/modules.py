@@ -318,7 +318,7 @@ def write_to_module(
     module: nn.Module,
     inplace: bool | None,
     return_swap: bool,
-    swap_dest: Any,
+    swap_dest: Core | None,
     use_state_dict: bool,
     non_blocking: bool,
     preserve_module_state: bool,
@@ -345,7 +345,7 @@ def write_to_module(
     return undo_on_exit(swap, lambda _: _run_to_end(pairing.undo))
 
 
-def _load_state(node: Any, module: nn.Module, swap_dest: Any) -> object:
+def _load_state(node: Any, module: nn.Module, swap_dest: Core | None) -> object:
     """Load the leaves of a collection with ``module.load_state_dict``; return the old state."""
     state = {key: value.detach().clone() for key, value in module.state_dict().items()}
     flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in node.items(True, True)}

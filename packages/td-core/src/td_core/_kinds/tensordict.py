@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._functions.entries import coerce_for, get_default, show_entry
-from .._functions.join_levels import check_even, join_components, join_nodes, zip_entries
+from .._functions.join_levels import check_even, join_nested_tensors, join_nodes, zip_entries
 from .._methods.collection import TensorDictBase
 from .._plans.index import plan_index
 from .._plans.plans import MultiPlan, ShapePlan, as_batch_size
@@ -656,7 +656,7 @@ class TensorDict(TensorDictBase):
                     try:
                         target[key] = leaf(values)
                     except (RuntimeError, TypeError, ValueError) as error:
-                        target[key] = join_components(values, plan, (*prefix, key), error)
+                        target[key] = join_nested_tensors(values, plan, (*prefix, key), error)
                 elif _DENSE.issuperset(map(type, values)):
                     below = [{**value._dict} for value in values]
                     if not below[0]:  # no join of leaves would raise for different sizes

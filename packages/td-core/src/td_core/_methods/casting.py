@@ -16,7 +16,7 @@ from .._functions.casting import (
     detach_leaves,
     get_gradients,
     keep_ties,
-    make_new,
+    make_new_like,
     pair_with_given,
     set_gradients,
     set_requires_grad,
@@ -223,7 +223,9 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
-        return make_new(self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return make_new_like(
+            self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy
+        )
 
     def new_ones(
         self,
@@ -240,7 +242,9 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
-        return make_new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return make_new_like(
+            self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy
+        )
 
     def new_empty(
         self,
@@ -257,7 +261,9 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
         """
-        return make_new(self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return make_new_like(
+            self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy
+        )
 
     def new_full(
         self,
@@ -278,7 +284,7 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
         tensor([7., 7., 7.])
         """
-        return make_new(
+        return make_new_like(
             self,
             (size,),
             "new_full",

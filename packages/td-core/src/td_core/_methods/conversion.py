@@ -13,7 +13,7 @@ from .._convert import from_python as source
 from .._convert.from_python import PYTREE_TYPE
 from .._convert.to_python import (
     ConvertTensors,
-    convert_leaf,
+    convert_tensor,
     convert_value,
     copy_to_struct_array,
     copy_to_tensordicts,
@@ -127,7 +127,7 @@ class ConversionMixin(Core):
             for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():
                 if isinstance(child, Tensor):
                     if convert_tensors:
-                        out[key] = convert_leaf(self, child, convert_tensors)
+                        out[key] = convert_tensor(self, child, convert_tensors)
                     continue
                 # Hot path: a type check is faster than isinstance with an abstract class.
                 if (type(child) is type(self) or isinstance(child, Core)) and not child._is_value:

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from .._functions.dtypes import CASTS, CastFilter, cast, make_cast
+from .._functions.dtypes import CASTS, CastFilter, cast_leaves, make_cast
 from .._tree.node import Core
 
 
@@ -54,4 +54,4 @@ class DtypeMixin(Core):
         torch.int8
         """
         leaf = CASTS.get(dst_type) or methodcaller("type", dst_type)
-        return cast(self, "type", leaf, cast_filter)
+        return cast_leaves(self, "type", leaf, cast_filter)

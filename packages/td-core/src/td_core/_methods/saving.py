@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from .._encode.node_kinds import as_named
 from .._formats.locations import Location, show_location
-from .._formats.saving import bind_options, load_in_place, load_into_class, save_without_defaults
+from .._formats.saving import bind_options, load_as_class, load_in_place, save_without_defaults
 from .._formats.saving import open as open_saved
 from .._tree.buffers import list_row_blocks
 from .._tree.node import Core
@@ -74,7 +74,7 @@ class SaveMixin(Core):
         of itself, whatever class was saved.
         """
         options = bind_options(args, kwargs, ("device", "non_blocking"))
-        loaded: Self = load_into_class(cls, prefix, format, options)
+        loaded: Self = load_as_class(cls, prefix, format, options)
         return loaded
 
     @classmethod

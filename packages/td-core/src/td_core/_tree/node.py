@@ -157,7 +157,7 @@ class Core:
         requires_grad_: Callable[..., Self]
         select: Callable[..., Self]
         to: Callable[..., Self]
-        to_dict: Callable[..., dict[str, Any]]
+        to_dict: Callable[..., object]
         to_lazystack: Callable[..., Core]
         tolist: Callable[..., Any]
 
