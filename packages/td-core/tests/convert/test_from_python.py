@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import namedtuple
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,6 @@ def make_dense_td() -> TensorDict:
     return TensorDict(
         {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
     )
-
-
-def make_lazy() -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*[make_dense_td()[i].clone() for i in range(3)])
-
-
-KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense_td, "lazy": make_lazy}
-
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
-def td(request: pytest.FixtureRequest) -> Any:
-    return request.param()
 
 
 def list_keys(node: Any) -> list[Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +15,9 @@ from td_core import (
     TensorDict,
     decode,
     encode,
-    hookimpl,
 )
 from td_core._encode.decode import decode_all
 from td_core.errors import FormatError, MissingPluginError, PluginError
-from td_core.plugins.manager import installed
 
 
 class Foreign(TensorDict):
@@ -30,11 +26,6 @@ class Foreign(TensorDict):
 
 def make_kind(tag: str = "test.Foreign", cls: type = Foreign) -> NodeKind:
     return NodeKind(tag, cls, lambda node: Record({}, node._children()), lambda record: cls(record.entries))
-
-
-def provide(kind: NodeKind, **options: Any) -> AbstractContextManager[Any]:
-    """Register a kind during a ``with`` block, as a plugin does."""
-    return installed(SimpleNamespace(td_node_kinds=hookimpl(lambda: [kind])), **options)
 
 
 #: Functions that put a node into a collection, by the key path of the node in messages.
@@ -47,7 +38,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPED)
-def test_decode_kind_of_missing_package_names_package(wrap: str) -> None:
+def test_decode_kind_of_missing_package_names_package(provide: Any, wrap: str) -> None:
     with provide(make_kind(), distribution="td-foreign", version="1.5"):
         encoded = encode(WRAPPED[wrap](Foreign({"a": 1})))
         assert [row.get("from") for row in encoded.nodes if row["kind"] == "test.Foreign"] == [
@@ -102,7 +93,7 @@ def test_decode_nodes_not_a_list_raises(nodes: Any) -> None:
         decode(Encoded(nodes, [], []))
 
 
-def test_decode_unflatten_fails_error_names_writer() -> None:
+def test_decode_unflatten_fails_error_names_writer(provide: Any) -> None:
     wrong = NodeKind("test.Foreign", Foreign, lambda node: Record({}), lambda record: record.meta["unit"])
     with provide(wrong, distribution="td-foreign", version="1.5"):
         encoded = encode(TensorDict({"x": Foreign()}))
@@ -126,7 +117,7 @@ def test_decode_unflatten_fails_error_names_writer() -> None:
     ],
 )
 def test_encode_or_decode_wrong_kind_result_raises(
-    flatten: Any, unflatten: Any, error: type, message: str
+    provide: Any, flatten: Any, unflatten: Any, error: type, message: str
 ) -> None:
     wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
     with provide(wrong), pytest.raises(error, match=message):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import copyreg
 import pickle
-from contextlib import AbstractContextManager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from td_core import (
     TensorDict,
     TensorDictParams,
     encode,
-    hookimpl,
     lazy_stack,
 )
 from td_core._encode.node_kinds import (
@@ -33,21 +30,15 @@ from td_core._encode.node_kinds import (
     user_class,
 )
 from td_core.errors import PluginError, StructureError
-from td_core.plugins.manager import installed
 
 
 class Foreign(TensorDict):
     """A class with a node kind of a plugin."""
 
 
-def provide(kind: NodeKind, **options: Any) -> AbstractContextManager[Any]:
-    """Register a kind during a ``with`` block, as a plugin does."""
-    return installed(SimpleNamespace(td_node_kinds=hookimpl(lambda: [kind])), **options)
-
-
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))])
 @pytest.mark.parametrize("chosen", [True, False])
-def test_copy_keeps_attributes_that_kind_selects(chosen: bool, copied: Any) -> None:
+def test_copy_keeps_attributes_that_kind_selects(provide: Any, chosen: bool, copied: Any) -> None:
     def attributes(node: Any) -> dict[str, Any]:
         return {"note": node.note}
 
@@ -69,7 +60,7 @@ def test_copy_keeps_attributes_that_kind_selects(chosen: bool, copied: Any) -> N
 
 @pytest.mark.parametrize("given", [None, ({}, {})])
 @pytest.mark.parametrize("take", [encode, copy.deepcopy, pickle.dumps, TensorDict.state_dict])
-def test_encode_flatten_not_a_record_error_names_plugin(given: Any, take: Any) -> None:
+def test_encode_flatten_not_a_record_error_names_plugin(provide: Any, given: Any, take: Any) -> None:
     layout = Layout(lambda node: given, str)
     wrong = NodeKind("test.Foreign", Foreign, lambda node: given, str, {"state_dict/2": layout})
     message = (
@@ -126,23 +117,7 @@ def test_encoded_paths_of_shared_node_are_first_ones() -> None:
     assert encoded.leaf_paths() == [("x", "a")]
 
 
-def make_member(i: int) -> TensorDict:
-    return TensorDict({"a": torch.full((3,), i), "m": {"c": torch.full((3, 2), i)}}, [3])
-
-
-def make_tree() -> TensorDict:
-    return TensorDict(
-        {
-            "z": torch.zeros(2),
-            "n": {"b": torch.ones(2), "m": {"c": torch.full((2,), 2.0)}},
-            "s": lazy_stack([make_member(0), make_member(1)]),
-            "p": TensorDictParams(TensorDict({"w": torch.full((2,), 3.0)})),
-        }
-    )
-
-
-def test_leaf_paths_without_members_are_keys() -> None:
-    tree = make_tree()
+def test_leaf_paths_without_members_are_keys(tree: TensorDict) -> None:
     paths = encode(tree).leaf_paths(members=False)
     keys = {key if isinstance(key, tuple) else (key,) for key in tree.keys(True, True)}
     assert set(paths) == keys

@@ -19,24 +19,8 @@ from td_core import (
     TensorDictParams,
     Tree,
     encode,
-    lazy_stack,
 )
 from td_core.spi import decode_table, describe_table, dump_table, load_table, select_keys
-
-
-def make_member(i: int) -> TensorDict:
-    return TensorDict({"a": torch.full((3,), i), "m": {"c": torch.full((3, 2), i)}}, [3])
-
-
-def make_tree() -> TensorDict:
-    return TensorDict(
-        {
-            "z": torch.zeros(2),
-            "n": {"b": torch.ones(2), "m": {"c": torch.full((2,), 2.0)}},
-            "s": lazy_stack([make_member(0), make_member(1)]),
-            "p": TensorDictParams(TensorDict({"w": torch.full((2,), 3.0)})),
-        }
-    )
 
 
 def read_back(tree: Any, keys: Any = None, **options: Any) -> tuple[Any, list[Any]]:
@@ -63,8 +47,7 @@ def read_back(tree: Any, keys: Any = None, **options: Any) -> tuple[Any, list[An
         (["p", "s", "n", "z"], 8),
     ],
 )
-def test_select_keys_is_select(keys: Any, count: int) -> None:
-    tree = make_tree()
+def test_select_keys_is_select(tree: TensorDict, keys: Any, count: int) -> None:
     found, places = read_back(tree, keys)
     chosen = [] if keys is None else [keys] if isinstance(keys, (str, tuple)) else keys
     expected = tree if keys is None else tree.select(*chosen)
@@ -75,8 +58,8 @@ def test_select_keys_is_select(keys: Any, count: int) -> None:
         assert type(found.get("p")) is TensorDictParams
 
 
-def test_select_keys_includes_all_below_a_key() -> None:
-    found, places = read_back(make_tree(), ["n", ("n", "b"), ("n", "m", "c")])
+def test_select_keys_includes_all_below_a_key(tree: TensorDict) -> None:
+    found, places = read_back(tree, ["n", ("n", "b"), ("n", "m", "c")])
     assert list(found.keys(True, True)) == [("n", "b"), ("n", "m", "c")]
     assert len(places) == 2
 
@@ -84,9 +67,9 @@ def test_select_keys_includes_all_below_a_key() -> None:
 @pytest.mark.parametrize(
     "keys", [["x"], [("n", "x"), "z"], [("s", "0")], [("s", "0", "a")], [("p", "params", "w")]]
 )
-def test_select_missing_key_raises(keys: Any) -> None:
+def test_select_missing_key_raises(tree: TensorDict, keys: Any) -> None:
     with pytest.raises(KeyPathError, match=r"^x.bin: the save has no .*[x0w]"):
-        read_back(make_tree(), keys)
+        read_back(tree, keys)
 
 
 def test_select_keys_of_shared_node() -> None:
@@ -246,8 +229,8 @@ def test_build_empty_stack_keeps_its_batch_size(size: list[int], dim: int) -> No
 
 
 @pytest.mark.parametrize(("change", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_load_damaged_header_raises(change: Callable[[Any], Any], message: str) -> None:
-    encoded = encode(make_tree())
+def test_load_damaged_header_raises(tree: TensorDict, change: Callable[[Any], Any], message: str) -> None:
+    encoded = encode(tree)
     header = json.loads(json.dumps(dump_table(encoded, list(range(8)))))
     with pytest.raises(FormatError, match=f"^x.bin: .*{message}"):
         load_table(change(header), "x.bin")
@@ -277,15 +260,15 @@ def test_dump_value_without_form_raises_with_key() -> None:
         dump_table(encoded, ["0"])
 
 
-def test_describe_table_adds_sizes() -> None:
-    encoded = encode(make_tree())
+def test_describe_table_adds_sizes(tree: TensorDict) -> None:
+    encoded = encode(tree)
     table = load_table(dump_table(encoded, list(range(8))), "x.bin")
-    tree = describe_table(table, "x.bin", lambda key, place: Tree(key, "leaf", [2], nbytes=10 + place))
-    assert tree.nbytes == 10 * 8 + sum(range(8))
-    assert [*tree.children] == ["z", "n", "s", "p"]
-    assert [*tree.children["s"].children["1"].children] == ["a", "m"]
-    assert tree.children["p"].kind == "TensorDictParams"
-    assert tree.children["s"].children["0"].shape == [3]
+    described = describe_table(table, "x.bin", lambda key, place: Tree(key, "leaf", [2], nbytes=10 + place))
+    assert described.nbytes == 10 * 8 + sum(range(8))
+    assert [*described.children] == ["z", "n", "s", "p"]
+    assert [*described.children["s"].children["1"].children] == ["a", "m"]
+    assert described.children["p"].kind == "TensorDictParams"
+    assert described.children["s"].children["0"].shape == [3]
 
 
 def test_decode_contradicting_leaf_raises_with_place() -> None:

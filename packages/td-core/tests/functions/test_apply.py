@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,14 +22,6 @@ def make_dense_td() -> TensorDict:
 
 def make_lazy() -> LazyStackedTensorDict:
     return LazyStackedTensorDict(*[make_dense_td()[i].clone() for i in range(3)])
-
-
-KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense_td, "lazy": make_lazy}
-
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
-def td(request: pytest.FixtureRequest) -> Any:
-    return request.param()
 
 
 def list_keys(node: Any) -> list[Any]:

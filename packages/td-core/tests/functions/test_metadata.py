@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,24 +9,6 @@ import torch
 
 from td_core import LazyStackedTensorDict, TensorDict
 from td_core.errors import DimNamesError, KeyPathError, StructureError
-
-
-def make_dense_td() -> TensorDict:
-    return TensorDict(
-        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
-    )
-
-
-def make_lazy() -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*[make_dense_td()[i].clone() for i in range(3)])
-
-
-KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense_td, "lazy": make_lazy}
-
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
-def td(request: pytest.FixtureRequest) -> Any:
-    return request.param()
 
 
 def list_batch_sizes(node: Any) -> dict[Any, list[int]]:
@@ -94,9 +75,9 @@ class TestLeaves:
         assert not td.is_floating_point()
         assert td.select("b").is_floating_point()
 
-    def test_is_contiguous_checks_every_leaf(self) -> None:
-        assert make_dense_td().is_contiguous()
-        assert not make_lazy().is_contiguous()
+    def test_is_contiguous_checks_every_leaf(self, make_dense: Any, make_lazy_stack: Any) -> None:
+        assert make_dense().is_contiguous()
+        assert not make_lazy_stack().is_contiguous()
         assert not TensorDict({"n": {"a": torch.zeros(2, 3).T}}).is_contiguous()
 
     def test_is_shared_requires_every_leaf(self) -> None:

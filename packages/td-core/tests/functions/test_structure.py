@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,26 +11,10 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import KeyPathError, KeyTakenError, KeyThroughLeafError, LockedError
 
 
-def make_dense_td() -> TensorDict:
-    return TensorDict(
-        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}},
-        batch_size=[3],
-        names=["time"],
-    )
-
-
-def make_lazy() -> LazyStackedTensorDict:
-    stack = LazyStackedTensorDict(*[make_dense_td()[i].clone() for i in range(3)])
-    stack.names = ["time"]
-    return stack
-
-
-KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense_td, "lazy": make_lazy}
-
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
-def td(request: pytest.FixtureRequest) -> Any:
-    return request.param()
+@pytest.fixture
+def td(td: Any) -> Any:
+    td.names = ["time"]
+    return td
 
 
 def list_keys(node: Any) -> list[Any]:
@@ -68,8 +51,8 @@ class TestSelect:
         assert td.select(*selected, inplace=True) is td
         assert sorted(map(str, list_keys(td))) == sorted(map(str, expected))
 
-    def test_select_shares_leaves_and_nodes(self) -> None:
-        td = make_dense_td()
+    def test_select_shares_leaves_and_nodes(self, make_dense: Any) -> None:
+        td = make_dense()
         assert td.select("b")["b"] is td["b"]
         assert td.select(("b", "c"))["b", "c"] is td["b", "c"]
 
@@ -118,13 +101,13 @@ class TestSelect:
         with pytest.raises(KeyPathError, match="key 'k3' not found"):
             stack.select("k1", "k3")
 
-    def test_select_as_tensordict_returns_tensordict(self) -> None:
+    def test_select_as_tensordict_returns_tensordict(self, make_dense: Any) -> None:
         class Own(TensorDict):
             """A class of a user."""
 
         own = Own({"a": torch.zeros(3), "b": 1})
         assert type(own.select("a")) is Own
-        for source in (make_dense_td(), own, TensorDictParams(TensorDict({"a": torch.zeros(3)}))):
+        for source in (make_dense(), own, TensorDictParams(TensorDict({"a": torch.zeros(3)}))):
             assert type(source.select("a", as_tensordict=True)) is TensorDict
 
     def test_select_locked_inplace_raises(self, td: Any) -> None:
@@ -283,8 +266,8 @@ class TestEmpty:
         uneven = LazyStackedTensorDict(TensorDict({"only": {"b": {}}, "c": 1}), TensorDict({"c": 1}))
         assert [list_keys(member) for member in uneven.filter_empty_().tensordicts] == [["c"], ["c"]]
 
-    def test_filter_empty_locked_noop_is_allowed(self) -> None:
-        assert make_dense_td().lock_().filter_empty_().is_locked
+    def test_filter_empty_locked_noop_is_allowed(self, make_dense: Any) -> None:
+        assert make_dense().lock_().filter_empty_().is_locked
         with pytest.raises(LockedError, match="cannot remove the empty key 'a'"):
             TensorDict({"a": {}}).lock_().filter_empty_()
 
@@ -315,8 +298,10 @@ class TestEmpty:
         assert result.names == ["x", "y"]
         assert result.device == torch.device("cpu")
 
-    def test_empty_new_batch_size_keeps_matching_names(self) -> None:
-        assert make_dense_td().empty(batch_size=[5, 2]).names == ["time", None]
+    def test_empty_new_batch_size_keeps_matching_names(self, make_dense: Any) -> None:
+        td = make_dense()
+        td.names = ["time"]
+        assert td.empty(batch_size=[5, 2]).names == ["time", None]
 
 
 class TestRename:
@@ -361,14 +346,14 @@ class TestRename:
         ],
     )
     def test_rename_key_nested_failure_names_key_path(
-        self, old: Any, new: Any, error: Any, message: str
+        self, make_dense: Any, old: Any, new: Any, error: Any, message: str
     ) -> None:
-        td = make_dense_td()
+        td = make_dense()
         with pytest.raises(error, match=message):
             td.rename_key_(old, new, safe=True)
         with pytest.raises(error):
             LazyStackedTensorDict(td, td.clone()).rename_key_(old, new, safe=True)
-        assert list_keys(td) == list_keys(make_dense_td())
+        assert list_keys(td) == list_keys(make_dense())
 
     @pytest.mark.parametrize("first", [True, False])
     def test_rename_key_to_entry_of_some_members_raises(self, first: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,30 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import TensorDict
 from td_core.errors import KeyTakenError, LockedError
 
 
-def make_dense_td() -> TensorDict:
-    return TensorDict(
-        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}},
-        batch_size=[3],
-        names=["time"],
-    )
-
-
-def make_lazy() -> LazyStackedTensorDict:
-    stack = LazyStackedTensorDict(*[make_dense_td()[i].clone() for i in range(3)])
-    stack.names = ["time"]
-    return stack
-
-
-KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense_td, "lazy": make_lazy}
-
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
-def td(request: pytest.FixtureRequest) -> Any:
-    return request.param()
+@pytest.fixture
+def td(td: Any) -> Any:
+    td.names = ["time"]
+    return td
 
 
 def list_keys(node: Any) -> list[Any]:
@@ -56,13 +39,13 @@ class TestFlatten:
         assert again["b"].batch_size == torch.Size([3])
         assert again["b"].names == td["b"].names if "b" in td else True
 
-    def test_flatten_keys_shares_leaves(self) -> None:
-        td = make_dense_td()
+    def test_flatten_keys_shares_leaves(self, make_dense: Any) -> None:
+        td = make_dense()
         assert td.flatten_keys()["b.c"] is td["b", "c"]
         assert td.flatten_keys().unflatten_keys()["b", "c"] is td["b", "c"]
 
-    def test_flatten_keys_is_leaf_keeps_node(self) -> None:
-        td = make_dense_td()
+    def test_flatten_keys_is_leaf_keeps_node(self, make_dense: Any) -> None:
+        td = make_dense()
         assert td.flatten_keys(is_leaf=lambda cls: True)["b"] is td["b"]
 
     def test_flatten_keys_drops_empty_nodes(self) -> None:
@@ -115,9 +98,9 @@ class TestFlatten:
         assert list_keys(td) == before
 
     @pytest.mark.parametrize("separator", [3, None, ""])
-    def test_unflatten_keys_invalid_separator_raises(self, separator: Any) -> None:
+    def test_unflatten_keys_invalid_separator_raises(self, make_dense: Any, separator: Any) -> None:
         with pytest.raises(TypeError, match="the separator is a non-empty string"):
-            make_dense_td().unflatten_keys(separator)
+            make_dense().unflatten_keys(separator)
 
     def test_flatten_keys_locked_inplace_raises(self, td: Any) -> None:
         td.lock_()
@@ -133,15 +116,15 @@ class TestFlatten:
         assert list_keys(td) == ["a", "b", ("b", "c"), ("b", "d"), "q", "x", ("x", "y")]
         assert td["b", "c"].tolist() == [6.0] * 3
 
-    def test_flatten_keys_context_locked_writes_leaves(self) -> None:
-        td = make_dense_td().lock_()
+    def test_flatten_keys_context_locked_writes_leaves(self, make_dense: Any) -> None:
+        td = make_dense().lock_()
         with td.flatten_keys(".") as flat:
             flat["b.c"] = flat["b.c"] + 5
         assert td["b", "c"].tolist() == [6.0] * 3
         assert td.is_locked
 
-    def test_flatten_keys_inplace_context_restores_keys(self) -> None:
-        td = make_dense_td()
+    def test_flatten_keys_inplace_context_restores_keys(self, make_dense: Any) -> None:
+        td = make_dense()
         with td.flatten_keys(inplace=True):
             assert list_keys(td) == ["a", "b.c", "b.d"]
         assert list_keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
