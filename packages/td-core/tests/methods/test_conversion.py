@@ -207,6 +207,8 @@ def test_tolist_as_linked_list_writes_back() -> None:
 
 @pytest.mark.parametrize("method", ["from_dict", "from_any", "from_pytree"])
 def test_from_dict_methods_equal_leaves(method: str) -> None:
+    if method == "from_pytree":
+        pytest.importorskip("td_tensorclass")
     source = {"a": torch.arange(3), "n": {"b": torch.ones(3, 2)}}
     result = getattr(TensorDict, method)(source)
     assert result["a"] is source["a"] and result["n", "b"] is source["n"]["b"]
@@ -216,6 +218,7 @@ def test_from_dict_methods_equal_leaves(method: str) -> None:
     "tree", [{"a": 1, "b": [2, (3, {"c": 4})]}, [1, [2]], {1: 2, "x": {3: [4]}}, ({"a": ()},)], ids=str
 )
 def test_to_pytree_round_trips_containers(tree: Any) -> None:
+    pytest.importorskip("td_tensorclass")
     td = TensorDict.from_pytree(tree_map(torch.tensor, tree))
     assert tree_map(Tensor.item, td.to_pytree()) == tree
     assert tree_map(Tensor.item, (td + 1).to_pytree()) == tree_map(lambda number: number + 1, tree)
