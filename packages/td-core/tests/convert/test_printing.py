@@ -1,4 +1,4 @@
-"""Printing: the compact form, the long form, the notebook tree, options, and parsing."""
+"""Printing: the compact form, the long form, the notebook tree, and options."""
 
 from __future__ import annotations
 
@@ -466,64 +466,6 @@ class TestHtml:
     def test_html_option_false_returns_none(self) -> None:
         with set_printoptions(html=False):
             assert make_dense_td()._repr_html_() is None
-
-
-class TestParse:
-    @pytest.mark.parametrize("compact", [True, False])
-    @pytest.mark.parametrize(
-        "make",
-        [
-            make_dense_td,
-            lambda: TensorDict(),
-            lambda: TensorDict({"e": {}, "x": {"y": {"z": torch.zeros(2, dtype=torch.bool)}}}, [2]),
-            lambda: TensorDict(make_dense_td(), []),
-            lambda: TensorDict(make_dense_td(), [3], device="meta"),
-            lambda: TensorDict({"a b": 1, "k.x": 1, "q'": {"": 1}}),
-            lambda: TensorDict(
-                {f"key number {i}": {f"{j}": torch.zeros(3, j) for j in range(9)} for i in range(4)}
-            ),
-        ],
-    )
-    def test_parse_inverts_repr(self, make: Any, compact: bool) -> None:
-        td = make()
-        with set_printoptions(compact=compact):
-            parsed = parse_tensor_dict_string(repr(td))
-        assert repr(parsed) == repr(td)
-        assert all(
-            level.device == parsed.device
-            for level in parsed.values(True)
-            if not isinstance(level, torch.Tensor)
-        )
-        assert all(
-            (not leaf.is_meta and not leaf.any()) or leaf.is_meta for leaf in parsed.values(True, True)
-        )
-
-    def test_parse_lazy_stack_returns_dense(self) -> None:
-        parsed = parse_tensor_dict_string(repr(make_lazy()))
-        assert parsed.batch_size == torch.Size([3, 2])
-        assert parsed["n", "m"].shape == torch.Size([3, 2])
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "x",
-            "",
-            "TensorDict(batch_size=[], fields={s: str})",
-            "TensorDict(batch_size=[], fields={a: f32[]",
-            "TensorDict(batch_size=[], fields={a: f32[]}) and more",
-            "TensorDict(batch_size=[], fields={a: f33[]})",
-            "TensorDict(batch_size=[], fields={a f32[]})",
-            "TensorDict(\n    fields={\n        a: Tensor(shape=3)},\n    batch_size=torch.Size([]))",
-            "TensorDict(\n    fields={\n        a: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.float32)},\n    size=3)",
-            (
-                "TensorDict(\n    fields={\n        a: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.float33)},\n"
-                "    batch_size=torch.Size([]),\n    device=None)"
-            ),
-        ],
-    )
-    def test_parse_other_text_raises(self, text: str) -> None:
-        with pytest.raises(ValueError, match=r"cannot read|not a printed collection"):
-            parse_tensor_dict_string(text)
 
 
 def test_repr_deep_tree_does_not_recurse() -> None:
