@@ -179,55 +179,6 @@ def test_select_keys_of_parameters_keeps_their_roles(keys: Any, prefix: tuple[st
     assert type(found.get(prefix) if prefix else found) is TensorDictParams
 
 
-STACK, DENSE = "LazyStackedTensorDict", "TensorDict"
-#: Kinds and metadata of a node without entries that no collection has.
-IMPOSSIBLE = {
-    "rows of an empty stack": (STACK, {"batch_size": [1 << 40], "stack_dim": 0}),
-    "sizes of an empty stack": (STACK, {"batch_size": [], "stack_dim": 0}),
-    "far stack dim": (STACK, {"batch_size": [], "stack_dim": 1 << 40}),
-    "negative stack dim": (STACK, {"batch_size": [0], "stack_dim": -1}),
-    "stack dim": (STACK, {"batch_size": [0], "stack_dim": "0"}),
-    "no size of the stack dim": (STACK, {"stack_dim": 1}),
-    "name of the stack dim": (STACK, {"batch_size": [0], "stack_dim": 0, "stack_dim_name": 7}),
-    "names": (DENSE, {"batch_size": [3], "names": [7]}),
-    "number of names": (DENSE, {"batch_size": [3], "names": ["x", "y"]}),
-    "repeated names": (DENSE, {"batch_size": [3, 3], "names": ["x", "x"]}),
-    "huge size": (DENSE, {"batch_size": [1 << 63]}),
-    "negative size": (DENSE, {"batch_size": [-1]}),
-    "bool": (DENSE, {"batch_size": [True]}),
-    "float": (DENSE, {"batch_size": [1.0]}),
-    "text": (DENSE, {"batch_size": ["3"]}),
-    "object": (DENSE, {"batch_size": {"0": 1}}),
-    "number": (DENSE, {"batch_size": 3}),
-    "device": (DENSE, {"batch_size": [], "device": "x"}),
-}
-
-
-@pytest.mark.parametrize(("kind", "meta"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_build_node_with_impossible_metadata_raises(kind: str, meta: Any) -> None:
-    row = {"kind": kind, "meta": meta, "entries": [], "members": [], "values": []}
-    parent = {**row, "kind": DENSE, "meta": {"batch_size": []}, "entries": [["n", 1]]}
-    header = {"version": 1, "nodes": [parent, row], "leaves": [], "values": []}
-    with pytest.raises(
-        FormatError, match=f"x.bin: key 'n', of the kind '{kind}' cannot be put together|x.bin: a lazy stack"
-    ):
-        decode_table(load_table(header, "x.bin"), [], "x.bin")
-
-
-@pytest.mark.parametrize(("size", "dim"), [([0], 0), ([0, 1 << 40], 0), ([3, 0], 1)])
-def test_build_empty_stack_keeps_its_batch_size(size: list[int], dim: int) -> None:
-    row = {
-        "kind": STACK,
-        "meta": {"batch_size": size, "stack_dim": dim},
-        "entries": [],
-        "members": [],
-        "values": [],
-    }
-    table = load_table({"version": 1, "nodes": [row], "leaves": [], "values": []}, "x.bin")
-    found = decode_table(table, [], "x.bin")
-    assert (found.batch_size, found.stack_dim) == (torch.Size(size), dim)
-
-
 @pytest.mark.parametrize(("change", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_load_damaged_header_raises(tree: TensorDict, change: Callable[[Any], Any], message: str) -> None:
     encoded = encode(tree)

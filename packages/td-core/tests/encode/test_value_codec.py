@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta, timezone
-from enum import Enum, IntFlag
+from enum import Enum
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from td_core import errors
 from td_core._encode.value_codec import MAX_DEPTH, is_readable, join, split
-from td_core._encode.value_types import VALUES, LeafSerializer, enum_serializer
+from td_core._encode.value_types import VALUES, LeafSerializer
 
 
 def is_same_value(a: Any, b: Any) -> bool:
@@ -264,11 +264,6 @@ class Color(Enum):
     RED = 1
 
 
-class Access(IntFlag):
-    READ = 1
-    WRITE = 2
-
-
 @pytest.mark.parametrize(
     "value",
     [object(), Point(1), Word("x"), Color.RED, torch.zeros(1), np.array([None]), lambda: 0, int],
@@ -404,35 +399,3 @@ def test_codec_join_type_of_missing_plugin_raises(celsius: None) -> None:
         "the value at ['t'], of the type 'test.Celsius', was written by 'td-test' 1.2, "
         "which is not installed: install it from where its authors publish it"
     )
-
-
-def test_enum_serializer_round_trips_members() -> None:
-    for serializer, members in [
-        (enum_serializer(Color, "test.Color"), [Color.RED]),
-        (enum_serializer(Access), [Access.READ, Access.READ | Access.WRITE, Access(0)]),
-    ]:
-        VALUES.add(serializer)
-        try:
-            for member in members:
-                assert is_same_value(copy_through_json({"m": member}), {"m": member})
-            with pytest.raises(errors.FormatError, match="is no"):
-                join("nosuch", serializer.tag)
-        finally:
-            VALUES.remove(serializer.tag)
-
-
-@pytest.mark.parametrize(
-    ("serializer", "message"),
-    [
-        (LeafSerializer("tuple", Celsius, repr, repr), "the value tag 'tuple' is taken by <class 'tuple'>"),
-        (
-            LeafSerializer("test.tuple", tuple, repr, repr),
-            "values of <class 'tuple'> already have a serializer",
-        ),
-        (LeafSerializer("test.str", str, repr, repr), "values of <class 'str'> already have a serializer"),
-        (LeafSerializer("a@b", Celsius, repr, repr), "the value tag 'a@b' is not a name"),
-    ],
-)
-def test_add_bad_serializer_raises(serializer: LeafSerializer, message: str) -> None:
-    with pytest.raises(errors.PluginError, match=message):
-        VALUES.add(serializer)

@@ -179,3 +179,11 @@ def test_shell_equality_compares_array_values() -> None:
     for others in ([1, 3], ["a"]), ([1, 2],), ([1.0, 2.0], ["a"]):
         assert shell([1, 2], ["a"]) != shell(*others)
     assert shell([1, 2]) != [1, 2]
+
+
+def test_jacobian_batch_size_is_prefix_of_every_shape():
+    td = TensorDict({"n": {"b": torch.ones(2)}, "w": torch.ones(2, 3)}, [2])
+    jacobian = torch.func.jacrev(lambda params: params * 2)(td)
+    for entry in jacobian.values():
+        assert entry.shape[: jacobian.ndim] == jacobian.shape
+    assert jacobian[0].batch_size == jacobian.batch_size[1:]
