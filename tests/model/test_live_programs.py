@@ -1,9 +1,10 @@
 """Random programs on collections in a file: after each step, another process loads what a collection in memory has.
 
 A program is a list of steps with drawn arguments. Each step runs on a collection in memory and on the same one in a file. If
-memory refuses it, the file must refuse it, too; if only the file refuses it, nothing may have changed. A new step is a row of
-``STEPS``: a name, a function from :class:`Pick` and the collection in memory to the arguments, and a function that applies
-them. Arguments are pickled, since other processes run steps, too: this file is also the program of those processes.
+memory refuses it, the file must refuse it, too; if the file refuses it, nothing may have changed, except by the part of the step
+that ran before (``Step.before``). A new step is a row of ``STEPS``: a name, a function from :class:`Pick` and the collection in
+memory to the arguments, and a function that applies them. Arguments are pickled, since other processes run steps, too: this file
+is also the program of those processes.
 
 ``TD_MODEL_PROGRAMS`` is the number of programs, ``TD_MODEL_SEED`` the seed.
 """
@@ -152,6 +153,8 @@ class Step(NamedTuple):
     apply: Callable[..., Any]
     #: Whether the structure can change, so that other open collections are opened again.
     changes: bool = True
+    #: A call of its own that runs before, and stays if the step is refused; ``apply`` takes its result as the last argument.
+    before: Callable[..., Any] | None = None
 
 
 def pick_leaf(pick: Pick, td: Any) -> Any:
@@ -181,7 +184,11 @@ STEPS: dict[str, Step] = {
     "create_nested": Step(lambda p, td: (p.key(),), lambda td, k: td.create_nested(k)),
     "delete": Step(lambda p, td: (p.held(td),), lambda td, k: td.del_(k)),
     "pop": Step(lambda p, td: (p.held(td),), lambda td, k: td.pop(k)),
-    "pop_and_set": Step(lambda p, td: (p.held(td), p.key()), lambda td, k, n: td.set(n, td.pop(k))),
+    "pop_and_set": Step(
+        lambda p, td: (p.held(td), p.key()),
+        lambda td, k, n, popped: td.set(n, popped),
+        before=lambda td, k, n: td.pop(k),
+    ),
     "popitem": Step(lambda p, td: (), lambda td: td.popitem()),
     "clear_level": Step(lambda p, td: (p.level(td),), lambda td, k: at(td, k).clear()),
     "rename": Step(lambda p, td: (p.held(td), p.key()), lambda td, k, n: td.rename_key_(k, n)),
@@ -311,13 +318,32 @@ def show_result(result: Any, td: Any) -> Any:
 
 def run_step(td: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     """Run a step, and return its result, or the error that it raises."""
+    step, ran_before = STEPS[name], False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = STEPS[name].apply(td, *arguments)
+            if step.before:
+                arguments = *arguments, step.before(td, *arguments)
+                ran_before = True
+            result = step.apply(td, *arguments)
         return None if name in QUIET or result is td else show_result(result, td)
     except Exception as error:
+        vars(error)["ran_before"] = ran_before
         return error
+
+
+def run_part_before(td: Any, name: str, arguments: tuple[Any, ...], error: Any, *path: str) -> Any:
+    """Return a copy of a collection after the part of a refused step at a path that ran before the error."""
+    before, td = STEPS[name].before, td.clone()
+    if before and error.ran_before:
+        before(at(td, path), *arguments)
+    return td
+
+
+def describe_values(td: Any) -> list[Any]:
+    """Return the rows of values that are not tensors, and of their stacks."""
+    rows: list[Any] = describe(td)
+    return [row for row in rows if isinstance(row, str) or (isinstance(row, tuple) and "NonTensor" in row[1])]
 
 
 #: Steps whose result is a collection that is changed.
@@ -379,7 +405,9 @@ def serve() -> None:
         else:
             answer = run_step(opened, *arguments)
             if isinstance(answer, Exception):
-                answer = RuntimeError(f"{type(answer).__name__}: {answer}"), isinstance(answer, REFUSALS)
+                error: Any = RuntimeError(f"{type(answer).__name__}: {answer}")
+                error.ran_before = vars(answer)["ran_before"]
+                answer = error, isinstance(answer, REFUSALS)
             else:
                 answer = answer, None
         pickle.dump(answer, output)
@@ -495,9 +523,13 @@ class Program:
             assert is_refusal, f"it must not raise {found!r}"
         else:
             assert found == expected, "the results differ"
-            self.memory = trial
-            if STEPS[name].changes:
-                self.stale = {-1, 0, 1} - {writer}
+        changes = STEPS[name].changes
+        if isinstance(found, Exception):
+            trial, changes = run_part_before(self.memory, name, arguments, found), found.ran_before
+        # Other collections have changed elements of leaves at once, and changed values when they are opened again.
+        if changes or describe_values(trial) != describe_values(self.memory):
+            self.stale |= {-1, 0, 1} - {writer}
+        self.memory = trial
         self.check(writer < 0)
 
     def check(self, own: bool = True) -> None:
@@ -553,29 +585,30 @@ def test_programs_of_three_processes_give_what_memory_gives(processes: Any) -> N
 
 
 class Track(NamedTuple):
-    """The steps of one thread on its level, with what memory answers, and what the level has before and after each."""
+    """The steps of one thread on its level, with what memory answers, and the level before and after each."""
 
     key: str
     steps: list[tuple[str, tuple[Any, ...]]]
     answers: list[Any]
-    states: list[list[Any]]
+    levels: list[Any]
 
-    def run(self, live: Any) -> int:
-        """Run the steps until the file refuses one that memory does not, and return their number."""
-        for count, ((name, arguments), expected) in enumerate(zip(self.steps, self.answers, strict=True)):
-            found = run_step(live[self.key], name, arguments)
-            if isinstance(found, REFUSALS) and not isinstance(expected, Exception):
-                return count
+    def run(self, live: Any) -> list[Any]:
+        """Run the steps until the file refuses more than memory does, and return what the level must have."""
+        for number, (name, arguments) in enumerate(self.steps):
+            expected, found = self.answers[number], run_step(live[self.key], name, arguments)
+            same_part = getattr(expected, "ran_before", None) == getattr(found, "ran_before", None)
+            if isinstance(found, REFUSALS) and not same_part:
+                return describe(run_part_before(self.levels[number], name, arguments, found))
             if isinstance(expected, Exception):
                 assert isinstance(found, Exception), f"{name}{arguments}: memory refuses: {expected!r}"
             else:
                 assert found == expected, f"{name}{arguments}: the results differ"
-        return len(self.steps)
+        return describe(self.levels[-1])
 
 
 def draw_track(pick: Pick, memory: Any, key: str) -> Track:
     """Draw the steps of a thread."""
-    track = Track(key, [], [], [describe(memory[key])])
+    track = Track(key, [], [], [memory[key]])
     for _ in range(pick.one(range(2, 6))):
         name = pick.one([name for name in STEPS if "sparse" not in name])  # the file refuses all of these
         try:
@@ -583,10 +616,13 @@ def draw_track(pick: Pick, memory: Any, key: str) -> Track:
         except (LookupError, TypeError, td_core.TensorDictError):
             continue  # the collection has nothing for the step
         trial = memory.clone()
-        track.answers.append(run_step(trial[key], name, pickle.loads(pickle.dumps(arguments))))
-        memory = memory if isinstance(track.answers[-1], Exception) else trial
+        answer = run_step(trial[key], name, pickle.loads(pickle.dumps(arguments)))
+        if isinstance(answer, Exception):
+            trial = run_part_before(memory, name, arguments, answer, key)
+        memory = trial
         track.steps.append((name, arguments))
-        track.states.append(describe(memory[key]))
+        track.answers.append(answer)
+        track.levels.append(memory[key])
     return track
 
 
@@ -606,8 +642,8 @@ def test_programs_of_threads_at_once_give_what_memory_gives(processes: Any) -> N
             path = f"{folder}/x.{suffix}"
             live = create(memory, path, options, pick.one(["written", "opened"]))
             pairs = zip(THREADS, tracks, strict=True)
-            counts = [thread.submit(track.run, live) for thread, track in pairs]
-            expected = {t.key: t.states[n.result()] for t, n in zip(tracks, counts, strict=True)}
+            runs = [(track.key, thread.submit(track.run, live)) for thread, track in pairs]
+            expected = {key: done.result() for key, done in runs}
             assert {key: describe(live[key]) for key in expected} == expected
             assert {key: processes[0].ask("load", path, key) for key in expected} == expected
 
