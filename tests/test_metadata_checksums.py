@@ -16,7 +16,7 @@ import td_core
 import td_core.__main__
 from td_core import TensorDict
 from td_core.errors import FormatError, MissingPluginError, TensorDictError
-from td_core.spi import add_check_line, compare_check_line, has_check_line
+from td_core.spi import has_check_line
 
 #: The package, file name, options and metadata files of each form of a save.
 FORMS: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -131,27 +131,6 @@ def test_load_metadata_without_check_line_reads_it(form: str, tmp_path: Path) ->
         assert has_check_line(file.read_bytes())
         file.write_text(json.dumps(json.loads(file.read_bytes())))
     assert read_leaves(td_core.load(path)) == right
-
-
-@pytest.mark.parametrize("text", [b"", b"{}", b'{"a": 1}\n', b"\x80\x04N."])
-def test_compare_check_line_cut_or_changed_raises(text: bytes) -> None:
-    compare_check_line(text)
-    checked = add_check_line(text)
-    compare_check_line(checked)
-    assert checked.startswith(text) and not checked[len(text) :].strip()
-    for length in range(len(text) + 2, len(checked)):
-        with pytest.raises(ValueError, match="damaged"):
-            compare_check_line(checked[:length])
-    for position in range(len(text) + 1, len(checked) - 1):
-        other = b" " if checked[position : position + 1] == b"\t" else b"\t"
-        with pytest.raises(ValueError, match="damaged"):
-            compare_check_line(checked[:position] + other + checked[position + 1 :])
-
-
-@pytest.mark.parametrize("text", [b'{"a": 1}   ', b'{"a": 1}\n\n', b'{\n  "a": 1\n}\n'])
-def test_compare_check_line_of_other_programs_accepts_it(text: bytes) -> None:
-    assert not has_check_line(text)
-    compare_check_line(text)
 
 
 @pytest.mark.parametrize("form", ["memmap", "safetensors", "hdf5", "zarr"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
 import os
 from pathlib import Path
 from typing import Any
+from zipfile import ZipInfo
 
 import pytest
 import torch
@@ -17,112 +17,18 @@ from td_core import (
     FormatError,
     MissingPluginError,
     PluginError,
-    Report,
     Serializer,
     TensorDict,
-    Tree,
     UnsupportedOperationError,
     from_schema,
     hookimpl,
 )
-from td_core.__main__ import main
 from td_core._formats import locations as _locations
-from td_core._formats.command_line import DAMAGED, FAILED, GOOD
 from td_core._formats.locations import HEAD_SIZE, as_location
 from td_core._formats.serializers import SERIALIZERS
 from td_core.testing import installed
 
-
-class Table:
-    """An object of a library that a format accepts in place of a path."""
-
-    def __init__(self) -> None:
-        self.content: Any = None
-
-
-class Memory(Serializer):
-    """A format that keeps collections in a dict, and implements every operation."""
-
-    name = "memory"
-    suffixes = (".mem",)
-    schemes = ("mem", "cache")
-    locations = (io.BytesIO, f"{__name__}.Table")
-
-    def __init__(self) -> None:
-        self.saved: dict[Any, Any] = {}
-        self.heads: list[bytes] = []
-        self.calls: list[Any] = []
-
-    def save(self, data: Any, location: Any, *, level: int = 0) -> Any:
-        self.saved[location] = data
-        if isinstance(location, Path):
-            location.write_bytes(b"MEMORY" + bytes(1000))
-        return data
-
-    def load(self, location: Any) -> Any:
-        return self.saved[location]
-
-    def detect(self, location: Any, head: bytes) -> bool:
-        self.heads.append(head)
-        return location in self.saved
-
-    def open(self, location: Any, *, mode: str = "r", keys: Any = None, part: int = 0) -> Any:
-        self.calls.append(("open", mode, keys, part))
-        return self.saved[location]
-
-    def create(self, like: Any, location: Any, *, chunk: int = 0) -> Any:
-        self.calls.append(("create", chunk))
-        self.saved[location] = like.apply(torch.zeros_like)
-        return self.saved[location]
-
-    def append(self, rows: Any, location: Any, *, flush: bool = False) -> None:
-        self.saved[location] = torch.cat([self.saved[location], rows])
-
-    def inspect(self, location: Any) -> Tree:
-        leaf = Tree("a", "leaf", [3], "torch.float32", 12, place="bytes 0 to 12")
-        return Tree("x", "TensorDict", [3], nbytes=12, children={"a": leaf})
-
-    def verify(self, location: Any, *, progress: bool = False) -> Report:
-        return Report(str(location), 1, 0)
-
-
-class Plain(Serializer):
-    """A format that implements only what is required."""
-
-    name = "plain"
-
-    def save(self, data: Any, location: Any) -> Any:
-        location.write_text("plain")
-        return data
-
-    def load(self, location: Any) -> Any:
-        return TensorDict({"a": torch.zeros(3)}, [3])
-
-    def detect(self, location: Any, head: bytes) -> bool:
-        return head == b"plain"
-
-
-class Default(Plain):
-    name = "memmap"
-    suffixes = (".tdz",)
-
-    def detect(self, location: Any, head: bytes) -> bool:
-        return False
-
-
-@pytest.fixture(autouse=True)
-def formats(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    """Replace the registered formats by those above."""
-    monkeypatch.setattr(SERIALIZERS, "_by_name", {})
-    memory = Memory()
-    for serializer in (Default(), Plain(), memory):
-        SERIALIZERS.add(serializer)
-    return memory
-
-
-@pytest.fixture
-def data() -> TensorDict:
-    return TensorDict({"a": torch.arange(3.0)}, [3])
+pytestmark = pytest.mark.usefixtures("formats")
 
 
 @pytest.mark.parametrize(
@@ -158,10 +64,10 @@ def test_as_location_file_url_of_host_raises() -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["mem://bucket/x", "MEM://bucket/x", "cache::s3://bucket/x", io.BytesIO(), Table()],
+    ["mem://bucket/x", "MEM://bucket/x", "cache::s3://bucket/x", io.BytesIO(), ZipInfo()],
     ids=["URL", "upper-case URL", "chained URL", "BytesIO", "object"],
 )
-def test_operations_pass_location_unchanged(location: Any, formats: Memory, data: TensorDict) -> None:
+def test_operations_pass_location_unchanged(location: Any, formats: Any, data: TensorDict) -> None:
     assert td_core.save(data, location, format="memory") is data
     assert list(formats.saved) == [location]
     assert td_core.load(location) is data
@@ -192,8 +98,8 @@ def test_operations_pass_location_unchanged(location: Any, formats: Memory, data
             "no registered format accepts 's3://x' as a location; pass a local path",
         ),
         (
-            lambda data: td_core.load(Table(), format="plain"),
-            f"the format 'plain' does not accept a {__name__}.Table as a location; formats that do: 'memory'",
+            lambda data: td_core.load(ZipInfo(), format="plain"),
+            "the format 'plain' does not accept a zipfile.ZipInfo as a location; formats that do: 'memory'",
         ),
         (
             lambda data: td_core.open([1]),
@@ -215,13 +121,13 @@ def test_location_of_wrong_type_raises(action: Any, message: str, data: TensorDi
     assert str(caught.value) == message
 
 
-def test_load_url_without_save_raises(formats: Memory) -> None:
+def test_load_url_without_save_raises(formats: Any) -> None:
     with pytest.raises(FormatError, match="no registered format recognises 'mem://x'"):
         td_core.load("mem://x")
 
 
 def test_load_reads_head_of_file_once(
-    formats: Memory, data: TensorDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    formats: Any, data: TensorDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x"
     td_core.save(data, path, format="memory")
@@ -315,7 +221,7 @@ def test_operation_that_format_lacks_raises(
     ],
 )
 def test_operation_unknown_option_raises(
-    action: Any, operation: str, known: str, data: TensorDict, formats: Memory
+    action: Any, operation: str, known: str, data: TensorDict, formats: Any
 ) -> None:
     with pytest.raises(TypeError) as caught:
         action(data)
@@ -325,7 +231,7 @@ def test_operation_unknown_option_raises(
     assert (formats.saved, formats.calls) == ({}, [])
 
 
-def test_open_passes_mode_keys_and_options(formats: Memory, data: TensorDict) -> None:
+def test_open_passes_mode_keys_and_options(formats: Any, data: TensorDict) -> None:
     td_core.save(data, "mem://x", format="memory")
     td_core.open("mem://x", mode="r+", keys=["a", ("b", "c")], part=3)
     TensorDict.open("mem://x", mode="c", keys="a")
@@ -335,7 +241,7 @@ def test_open_passes_mode_keys_and_options(formats: Memory, data: TensorDict) ->
 
 
 @pytest.mark.parametrize("name", ["location", "prefix", "filename"])
-def test_from_schema_creates_save_of_format(name: str, formats: Memory) -> None:
+def test_from_schema_creates_save_of_format(name: str, formats: Any) -> None:
     schema = {"a": ([2], torch.float32), ("n", "b"): ([], torch.int64)}
     result = from_schema(schema, batch_size=[3], storage="memory", chunk=4, **{name: "mem://x"})
     assert result is formats.saved["mem://x"]
@@ -365,43 +271,10 @@ def test_from_schema_wrong_storage_raises() -> None:
     ],
 )
 def test_add_malformed_format_raises(declared: dict[str, Any], message: str) -> None:
-    odd = type("Odd", (Plain,), {"name": "odd", **declared})
+    odd = type("Odd", (type(SERIALIZERS.get("plain")),), {"name": "odd", **declared})
     with pytest.raises(PluginError, match=message):
         SERIALIZERS.add(odd())
     assert "odd" not in SERIALIZERS
-
-
-def test_tree_walk_yields_key_paths_of_leaves() -> None:
-    tree = td_core.inspect("mem://x", format="memory")
-    assert [(path, node.kind, node.place) for path, node in tree.walk()] == [
-        ((), "TensorDict", None),
-        (("a",), "leaf", "bytes 0 to 12"),
-    ]
-    assert str(tree) == "x: TensorDict [3], 12 bytes\n    a: leaf [3] torch.float32, 12 bytes"
-    assert tree.as_dict()["children"]["a"]["place"] == "bytes 0 to 12"
-
-
-def test_command_line_runs_operations_of_format(
-    formats: Memory, data: TensorDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    td_core.save(data, "mem://x", format="memory")
-    assert main(["inspect", "mem://x"]) == GOOD
-    assert capsys.readouterr().out == "x: TensorDict [3], 12 bytes\n    a: leaf [3] torch.float32, 12 bytes\n"
-    assert main(["verify", "mem://x", "--json", "--progress"]) == GOOD
-    assert json.loads(capsys.readouterr().out)["ok"] is True
-    assert main(["convert", "mem://x", "mem://y", "--format", "memory"]) == GOOD
-    assert formats.saved["mem://y"] is data
-    assert main(["convert", "mem://x", str(tmp_path / "z"), "--from", "memory", "--format", "plain"]) == GOOD
-    assert (tmp_path / "z").read_text() == "plain"
-    capsys.readouterr()
-    for arguments, code, message in [
-        (["inspect", str(tmp_path / "z")], FAILED, "UnsupportedOperationError: the format 'plain' does not"),
-        (["verify", "mem://no"], DAMAGED, "FormatError: no registered format recognises 'mem://no'"),
-        (["inspect", str(tmp_path / "no")], FAILED, "FileNotFoundError: cannot load: there is nothing at"),
-        (["convert", "mem://x", "s3://y"], FAILED, "TypeError: the format 'memmap' does not accept 's3://y'"),
-    ]:
-        assert main(arguments) == code
-        assert capsys.readouterr().err.startswith(message)
 
 
 def test_signature_of_operation_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
