@@ -43,6 +43,20 @@ def find_place(name: str) -> Place:
     return PLACES[name]
 
 
+@pytest.mark.parametrize("name", [name for name in PLACES if name != "directory"])
+def test_suffix_selects_format(name: str, tmp_path: Path) -> None:
+    place, folder = find_place(name), tmp_path / "save"
+    data = TensorDict({"x": torch.arange(3)}, [3])
+    data.memmap(folder)
+    assert main(["convert", str(folder), str(tmp_path / f"b{place.name}")]) == 0
+    td_core.save(data, tmp_path / place.name)
+    for path in (tmp_path / place.name, tmp_path / f"b{place.name}"):
+        assert td_core.load(path, format=place.format)["x"].tolist() == [0, 1, 2]
+    assert main(["convert", str(folder), str(tmp_path / f"d{place.name}"), "--format", "memmap"]) == 0
+    assert (tmp_path / f"d{place.name}").is_dir() == (name != "archive")
+    assert td_core.load(tmp_path / f"d{place.name}", format="memmap")["x"].tolist() == [0, 1, 2]
+
+
 @pytest.fixture(scope="module", params=PLACES)
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """Save all kinds of collections in each format; return the save and the collection."""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import td_core
 import td_hdf5
-from td_core import MissingPluginError, TensorDict, load, save
+from td_core import TensorDict, load, save
 
 
 def test_public_names_are_those_of_all() -> None:
@@ -19,13 +18,12 @@ def test_public_names_are_those_of_all() -> None:
         td_hdf5.other  # noqa: B018
 
 
-def test_suffix_without_format_raises(path: Path, td: TensorDict) -> None:
-    if not any(record.id == "memmap" for record in td_core.plugins()):
-        with pytest.raises(MissingPluginError):
-            save(td, path)
-        return
-    with pytest.raises(ValueError, match="has the suffix of the format 'hdf5': pass format='hdf5'"):
-        save(td, path)
+@pytest.mark.parametrize("suffix", [".h5", ".hdf5", ".H5"])
+def test_save_suffix_selects_format(suffix: str, path: Path, td: TensorDict) -> None:
+    place = path.with_suffix(suffix)
+    save(td, place)
+    assert place.read_bytes()[:4] == b"\x89HDF"
+    assert load(place)["n", "b"].tolist() == td["n", "b"].tolist()
 
 
 def test_methods_save_and_open(path: Path, td: TensorDict, same: object) -> None:

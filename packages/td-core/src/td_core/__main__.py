@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (look, check):
         command.add_argument("--format", help="format of the save; detected without it")
     change.add_argument("target", help="path or URL to write")
-    change.add_argument("--format", help="format to write; the default format without it")
+    change.add_argument("--format", help="format to write; that of the suffix of the target without it")
     change.add_argument("--from", dest="source", help="format of the save; detected without it")
     check.add_argument("--progress", action="store_true", help="show a progress bar")
     return parser

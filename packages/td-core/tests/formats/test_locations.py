@@ -145,24 +145,69 @@ def test_load_pipe_does_not_block(tmp_path: Path) -> None:
         td_core.load(tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("name", ["x.mem", "X.MEM", "y.zarr", "model.safetensors", "z.h5"])
-def test_save_suffix_of_other_format_raises(name: str, data: TensorDict, tmp_path: Path) -> None:
-    known = {"mem": "memory", "zarr": "zarr", "safetensors": "safetensors", "h5": "hdf5"}[
-        name.lower().rpartition(".")[2]
-    ]
-    for action in (data.save, lambda path: td_core.save(data, path), lambda path: td_core.create(data, path)):
-        with pytest.raises(
-            ValueError, match=f"'{name}' has the suffix of the format '{known}': pass "
-        ) as error:
-            action(tmp_path / name)
-        package = {"hdf5": "td-hdf5", "memory": None}.get(known, f"td-{known}")
-        assert package is None or f"which is not installed: pip install ./packages/{package}" in str(
-            error.value
-        )
-        assert "format='memmap' for a directory of this name" in str(error.value)
+def save_as_method(data: TensorDict, path: Path, **options: Any) -> None:
+    data.save(path, **options)
+
+
+def create_from(data: TensorDict, path: Path, **options: Any) -> None:
+    td_core.create(data, path, **options)
+
+
+@pytest.mark.parametrize("action", [save_as_method, td_core.save, create_from])
+@pytest.mark.parametrize("name", ["x.mem", "X.MEM", "folder/x.mem/"])
+def test_save_suffix_selects_format(
+    action: Any, name: str, data: TensorDict, tmp_path: Path, formats: Any
+) -> None:
+    (tmp_path / "folder").mkdir()
+    action(data, f"{tmp_path}/{name}")
+    assert list(formats.saved) == [tmp_path / name]
+
+
+@pytest.mark.parametrize("action", [save_as_method, td_core.save, create_from])
+@pytest.mark.parametrize(
+    ("name", "package"), [("y.zarr", "td-zarr"), ("model.safetensors", "td-safetensors"), ("z.h5", "td-hdf5")]
+)
+def test_save_suffix_of_missing_format_names_package(
+    action: Any, name: str, package: str, data: TensorDict, tmp_path: Path
+) -> None:
+    with pytest.raises(MissingPluginError, match=f"which is not installed: pip install ./packages/{package}"):
+        action(data, tmp_path / name)
     assert not (tmp_path / name).exists()
-    data.save(tmp_path / name, format="memmap")
-    assert (tmp_path / name).exists()
+
+
+def test_save_url_with_suffix_selects_format(data: TensorDict, formats: Any) -> None:
+    td_core.save(data, "mem://a/x.mem")
+    assert list(formats.saved) == ["mem://a/x.mem"]
+
+
+def test_save_format_overrules_suffix(data: TensorDict, tmp_path: Path, formats: Any) -> None:
+    data.save(tmp_path / "x.mem", format="memmap")
+    assert (tmp_path / "x.mem").read_text() == "plain"
+    assert not formats.saved
+
+
+def test_save_suffix_of_two_formats_raises(data: TensorDict, tmp_path: Path, formats: Any) -> None:
+    class Other(type(formats)):
+        name = "other"
+
+    SERIALIZERS.add(Other())
+    try:
+        with pytest.raises(
+            FormatError,
+            match="more than one format has the suffix of '.*x.mem': pass format=, one of 'memory', 'other'",
+        ):
+            td_core.save(data, tmp_path / "x.mem")
+    finally:
+        SERIALIZERS.remove("other")
+
+
+@pytest.mark.parametrize("source", [{"a": torch.zeros(2)}, None, torch.zeros(2), [TensorDict()]])
+@pytest.mark.parametrize("operation", [td_core.save, td_core.create, td_core.append])
+def test_save_of_other_object_raises(operation: Any, source: object, tmp_path: Path) -> None:
+    hint = "; from_dict\\(\\) and from_pytree\\(\\) convert nested dicts" if isinstance(source, dict) else ""
+    message = f"{operation.__name__}\\(\\) takes a collection, such as a TensorDict; got {type(source).__name__}{hint}$"
+    with pytest.raises(TypeError, match=message):
+        operation(source, tmp_path / "x")
 
 
 def test_save_suffix_of_default_format_saves(data: TensorDict, tmp_path: Path) -> None:

@@ -24,22 +24,24 @@ def save(data: Core, path: Location | None, *, format: str | None = None, **opti
     Args:
         data: the collection.
         path: a local path, or a URL or object that the format accepts; None only for formats that need none.
-        format: name of a registered format; None is ``"memmap"``.
+        format: name of a registered format. None selects the format of the suffix of ``path``, as of ``"x.h5"``, and
+            ``"memmap"``, which is a directory, if no format has it.
         **options: options of the format.
 
     Returns:
         The result of the format: ``data``, a collection mapped from the files, or a future.
 
     Raises:
+        FormatError: several formats have the suffix of ``path``, and ``format`` is None.
         MissingPluginError: the format is not registered.
-        TypeError: the format has no such option, or does not accept the location.
-        ValueError: ``path`` has the suffix of another format, and ``format`` is None.
+        TypeError: ``data`` is not a collection, the format has no such option, or does not accept the location.
 
     >>> save(TensorDict(), "a.json", format="json")
     Traceback (most recent call last):
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
+    _check_collection("save", data)
     location = as_location(path)
     serializer = SERIALIZERS.for_saving(location, format)
     check_options(serializer, "save", options)
@@ -55,6 +57,15 @@ def save(data: Core, path: Location | None, *, format: str | None = None, **opti
     return save_together(data, write, lambda: data, options.get("return_early"))
 
 
+def _check_collection(operation: str, data: object) -> None:
+    """Raise TypeError for data that is not a collection."""
+    if not isinstance(data, Core):
+        hint = "; from_dict() and from_pytree() convert nested dicts" if isinstance(data, Mapping) else ""
+        raise TypeError(
+            f"{operation}() takes a collection, such as a TensorDict; got {type(data).__name__}{hint}"
+        )
+
+
 def save_without_defaults(
     data: CoreT,
     path: Location | None,
@@ -63,7 +74,7 @@ def save_without_defaults(
     defaults: Mapping[str, object],
 ) -> CoreT:
     """Save a collection without the options that have one of the ``defaults`` and that the format lacks."""
-    known = list_options(SERIALIZERS.get(format), "save")
+    known = list_options(SERIALIZERS.for_saving(as_location(path), format), "save")
     for name, default in defaults.items():
         value = options.get(name, default)
         if value is None or (value == default and known is not None and name not in known):
@@ -176,6 +187,7 @@ def create(like: Core, path: Location | None, *, format: str | None = None, **op
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
+    _check_collection("create", like)
     place = as_location(path)
     serializer = SERIALIZERS.for_saving(place, format)
     check_options(serializer, "create", options)
@@ -200,6 +212,7 @@ def append(rows: Core, path: Location, *, format: str | None = None, **options: 
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
+    _check_collection("append", rows)
     serializer, place = _find(path, format, "append", options)
     save_together(rows, lambda whole: serializer.append(whole, place, **options), lambda: None)
 

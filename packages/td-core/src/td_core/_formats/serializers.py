@@ -1,7 +1,7 @@
 """The formats of whole collections: the class that a format derives from, and the registry of formats.
 
-Core defines no format. A plugin registers a :class:`Serializer`. Saving selects it by name; loading calls ``detect``
-of each one that accepts the location. td-memmap registers the default, ``"memmap"``.
+Core defines no format. A plugin registers a :class:`Serializer`. Saving selects it by name or by the suffix of the location;
+loading calls ``detect`` of each one that accepts the location. td-memmap registers the default, ``"memmap"``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Serializer(ABC):
     Attributes:
         name: the name of the format for ``save(format=...)``.
         needs_path: False for a format that can save without a location.
-        suffixes: suffixes of its files, such as ``(".npz",)``. They select no format: saving to such a file without
-            ``format=`` is an error that names the format.
+        suffixes: suffixes of its files, such as ``(".npz",)``. Without ``format=``, a location with one of them is saved in
+            this format.
         schemes: schemes of the URLs that it accepts, such as ``("s3",)``.
         locations: types of the objects that it accepts in place of a path. A string is the name of a class, such as
             ``"zarr.Group"``, whose library need not be imported.
@@ -194,13 +194,12 @@ class Serializers:
         )
 
     def for_saving(self, location: Location, name: str | None) -> Serializer:
-        """Return the format that writes to a location: ``name``, or with None the default.
+        """Return the format ``name``, or with None that of the suffix of a location, or else the default.
 
-        Raises MissingPluginError, ValueError if the suffix of a file belongs to another format, TypeError if the format cannot
-        use the location.
+        Raises MissingPluginError, FormatError if several formats have the suffix, TypeError if it cannot use the location.
         """
-        if name is None and DEFAULT_FORMAT in self and isinstance(location, Path):
-            self._check_suffix(location)
+        if name is None:
+            name = self._find_by_suffix(location)
         serializer = self.get(name)
         if location is None:
             if serializer.needs_path:
@@ -239,22 +238,16 @@ class Serializers:
             raise MissingPluginError("; ".join([message, *map(_describe_provider, dict.fromkeys(missing))]))
         raise FormatError(message)
 
-    def _check_suffix(self, path: Path) -> None:
-        """Raise ValueError if the suffix of a file belongs to another format than the default."""
-        named = [
-            serializer.name
-            for serializer in self
-            if serializer.suffixes and has_suffix(path, serializer.suffixes)
-        ]
-        others = [*named, *(name for name in _list_formats_of_suffix(path) if name not in self)]
-        if not others or DEFAULT_FORMAT in others:
-            return
-        name = others[0]
-        installed = "" if name in self else f" ({_describe_provider(name)})"
-        raise ValueError(
-            f"{path.name!r} has the suffix of the format {name!r}: pass format={name!r}{installed}, or "
-            f"format={DEFAULT_FORMAT!r} for a directory of this name"
-        )
+    def _find_by_suffix(self, location: Location) -> str | None:
+        """Return the name of the format that has the suffix of a location, or None; FormatError if several formats have it."""
+        named = [item.name for item in self if item.suffixes and has_suffix(location, item.suffixes)]
+        if len(named) > 1:
+            raise FormatError(
+                f"more than one format has the suffix of {show_location(location)}: pass format=, one of "
+                f"{', '.join(map(repr, named))}"
+            )
+        missing = [name for name in _list_formats_of_suffix(location) if name not in self]
+        return next(iter([*named, *missing]), None)
 
     def _check_location(self, serializer: Serializer, location: Location) -> None:
         if not _accepts(serializer, location):
