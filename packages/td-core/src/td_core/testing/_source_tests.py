@@ -275,7 +275,6 @@ class SourceTests:
             list(pool.map(work, range(8)))
         check_equal(stored, array)
 
-    @pytest.mark.once
     @pytest.mark.parametrize("method", METHODS)
     def test_other_process_reads_and_writes(self, method: str, tmp_path: Path) -> None:
         array = _make((4, 3))
