@@ -186,6 +186,7 @@ def lint(session: nox.Session) -> None:
     environment.run("-m", "ruff", "check", ".")
     environment.run("-m", "ruff", "format", "--check", ".")
     environment.run("tools/generate_methods.py", "--check")
+    environment.run("tools/generate_stub.py", "--check")
     environment.run("tools/draw_diagrams.py", "--check")
 
 

@@ -83,6 +83,11 @@ class FenceExamples(griffe.Extension):
         """Convert the docstring of an object that is not a module."""
         if obj.is_function and any(DECLARED.match(str(each.value)) for each in obj.decorators):
             show_declaration(obj, find_object(obj), kwargs["loader"])
+        if obj.is_function and obj.parent is not None and obj.parent.name == "DeclaredMethods":
+            provided = getattr(
+                import_module("td_core").TensorDict, obj.name
+            )  # the stub has its first sentence only
+            obj.docstring = griffe.Docstring(inspect.getdoc(provided) or "", parent=obj)
         if obj.docstring is not None and not obj.is_module:
             obj.docstring.value = markdown(obj.docstring.value)
 

@@ -8,15 +8,17 @@ import pytest
 
 from td_core import MissingPluginError
 from td_core.plugins.declarations import DECLARATIONS
+from td_core.plugins.placeholders import METHODS
 from td_core.plugins.siblings import SiblingMethods
 
 
 @pytest.fixture
 def no_sibling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Remove every provided method during a test, if the siblings are installed."""
-    for declaration in DECLARATIONS.values():
-        monkeypatch.delitem(MissingPluginError.unavailable, declaration.distribution, raising=False)
-    provided = {name: vars(SiblingMethods)[name] for name in DECLARATIONS if name in vars(SiblingMethods)}
+    packages = METHODS | {name: each.distribution for name, each in DECLARATIONS.items()}
+    for package in packages.values():
+        monkeypatch.delitem(MissingPluginError.unavailable, package, raising=False)
+    provided = {name: vars(SiblingMethods)[name] for name in packages if name in vars(SiblingMethods)}
     for name in provided:
         delattr(SiblingMethods, name)
     yield

@@ -25,6 +25,7 @@ from td_core.plugins.declarations import (
     unwrap_member,
 )
 from td_core.plugins.memmap_methods import MemmapMethods
+from td_core.plugins.placeholders import METHODS, PROPERTIES
 from td_core.plugins.siblings import SiblingMethods
 
 pytestmark = pytest.mark.usefixtures("no_sibling")
@@ -103,16 +104,18 @@ def iter_subclasses(cls: type) -> Iterator[type]:
             yield from iter_subclasses(each)
 
 
-@pytest.mark.parametrize("name", DECLARATIONS)
-def test_call_missing_method_error_names_package(name: str) -> None:
-    declaration = DECLARATIONS[name]
-    call = "" if isinstance(declaration.declared, property) else "()"
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [*METHODS.items(), *((name, each.distribution) for name, each in DECLARATIONS.items())],
+)
+def test_call_missing_method_error_names_package(name: str, package: str) -> None:
+    call = "" if name in PROPERTIES else "()"
     for cls in iter_subclasses(SiblingMethods):
         with pytest.raises(MissingPluginError) as caught:
             getattr(cls, name)
         assert str(caught.value) == (
-            f"{cls.__name__}.{name}{call} is provided by the package '{declaration.distribution}', "
-            f"which is not installed: pip install ./packages/{declaration.distribution} in a checkout of td"
+            f"{cls.__name__}.{name}{call} is provided by the package '{package}', "
+            f"which is not installed: pip install ./packages/{package} in a checkout of td"
         )
         assert not hasattr(cls, name)
     assert not hasattr(TensorDict(), name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from td_core import Serializer, TensorCollection, hookimpl, make_classmethod, save
 from td_core.spi import LazyFunction
+
+CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
 
 class SafetensorsFormat(Serializer):
@@ -56,13 +58,14 @@ class SafetensorsFormat(Serializer):
 _FORMAT = SafetensorsFormat()
 
 
-def to_safetensors(self: TensorCollection, path: str | os.PathLike[str], **options: object) -> Any:
+def to_safetensors(self: CollectionT, path: str | os.PathLike[str], **options: object) -> CollectionT:
     """Save the collection as a safetensors file; see :func:`td_safetensors.save`.
 
     Example:
         >>> _ = TensorDict({"a": torch.ones(2)}).to_safetensors("data.safetensors")
     """
-    return save(self, path, format=_FORMAT.name, **options)
+    saved: CollectionT = save(self, path, format=_FORMAT.name, **options)
+    return saved
 
 
 def from_safetensors(path: str | os.PathLike[str], **options: object) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from td_core import TensorCollection
 
 from ._tensorclass import TensorClass
 from ._value_nodes import ValueNode
+
+CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
 #: The supported attributes of a tensor.
 KNOWN = ("device", "dtype", "shape")
@@ -56,10 +58,10 @@ class TensorAttrs(TensorClass, autocast=True):
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in fields})
 
 
-def make_attrs(root: TensorCollection, fields: Sequence[str], num_threads: int | None) -> object:
+def make_attrs(root: CollectionT, fields: Sequence[str], num_threads: int | None) -> CollectionT:
     """Copy the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
     describe = partial(TensorAttrs.from_tensor, fields=fields)
-    top: dict[str, object] = {"root": {}}
+    top: dict[str, Any] = {"root": {}}
     levels: list[tuple[Any, dict[str, Any], str]] = [(root, top, "root")]
     with ThreadPoolExecutor(num_threads) if num_threads else nullcontext() as pool:
         for node, above, name in levels:  # parents before children, which are appended here
@@ -77,4 +79,5 @@ def make_attrs(root: TensorCollection, fields: Sequence[str], num_threads: int |
             key: value.result() if isinstance(value, Future) else value for key, value in above[name].items()
         }
         above[name] = node._with_children(entries, batch_size=torch.Size(), names=None)
-    return top["root"]
+    copied: CollectionT = top["root"]
+    return copied

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-from td_core import TensorDict
+from td_core import TensorCollection, TensorDict
 from td_core.plugins.declarations import shows
 from td_core.typing import BatchSize, DeviceType
 
@@ -174,12 +174,12 @@ def convert_dataclass(
     batch_dims: int | None,
     batch_size: BatchSize | None,
     device: DeviceType | None,
-) -> object:
+) -> TensorCollection:
     """Convert a dataclass instance to a tensorclass instance, or to a TensorDict if ``options`` is None."""
     if auto_batch_size and batch_size is not None:
         raise TypeError(f"give a batch size or auto_batch_size=True, not both; got {batch_size!r}")
     if options is None:
-        result: Any = TensorDict(_as_mapping(obj), batch_size=batch_size, device=device)
+        result: TensorCollection = TensorDict(_as_mapping(obj), batch_size=batch_size, device=device)
     else:
         result = _instance_for(obj, dest_cls, options, batch_size=batch_size, device=device)
     return result.auto_batch_size_(batch_dims) if auto_batch_size else result
@@ -195,9 +195,10 @@ def _class_for(cls: type, options: dict[str, bool]) -> type:
     return _made[key]
 
 
-def _instance_for(obj: object, cls: Any, options: dict[str, bool], **labels: object) -> object:
+def _instance_for(obj: object, cls: Any, options: dict[str, bool], **labels: object) -> TensorCollection:
     values = _values(obj, lambda value: _instance_for(value, None, options, **labels))
-    return (cls or _class_for(type(obj), options))(**values, **labels)
+    made: TensorCollection = (cls or _class_for(type(obj), options))(**values, **labels)
+    return made
 
 
 def _as_mapping(obj: object) -> dict[str, object]:

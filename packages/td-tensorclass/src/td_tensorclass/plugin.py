@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from td_core import Coercer, NodeKind, hookimpl
-from td_core.plugins.declarations import implementations
+from td_core import Coercer, NodeKind, hookimpl, make_classmethod
 
-from ._non_tensor_methods import COERCERS
+from ._non_tensor_methods import (
+    COERCERS,
+    attrs,
+    filter_non_tensor_data,
+    from_dataclass,
+    get_non_tensor,
+    is_non_tensor,
+    non_tensor_items,
+    set_non_tensor,
+)
 from ._value_kinds import NODE_KINDS
 
 
@@ -26,4 +34,12 @@ def td_coercers() -> Iterable[Coercer]:
 @hookimpl
 def td_methods() -> Mapping[str, object]:
     """Return the methods that td-tensorclass attaches to every collection."""
-    return implementations("td-tensorclass")
+    return {
+        "attrs": attrs,
+        "get_non_tensor": get_non_tensor,
+        "set_non_tensor": set_non_tensor,
+        "is_non_tensor": is_non_tensor,
+        "non_tensor_items": non_tensor_items,
+        "filter_non_tensor_data": filter_non_tensor_data,
+        "from_dataclass": make_classmethod(from_dataclass, dense=True),
+    }

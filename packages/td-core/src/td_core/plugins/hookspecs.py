@@ -40,7 +40,7 @@ def td_methods() -> type | Mapping[str, object]:
     The result is either a mapping from names to functions, classmethods or properties, or a class, whose public
     members are added. A name that a collection has already is refused. A tensorclass cannot have a field with the name of
     a method, unless it is declared with ``shadow=True``, so choose names that users will not want for fields. Only
-    packages of the project may provide the methods that core declares for them, with exactly the declared signature.
+    packages of the project may provide the methods that core lists for them.
     :func:`td_core.make_classmethod` builds a classmethod from a function such as ``from_zarr(path)``.
 
     >>> from td_core.testing import installed

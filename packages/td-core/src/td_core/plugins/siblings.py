@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from ..errors import PluginError
 from .declarations import DECLARATIONS, Declaration, unwrap_member
 from .distributed_methods import DistributedMethods
-from .memmap_methods import MemmapMethods, StoreMethods
-from .value_methods import ValueMethods
+from .memmap_methods import MemmapMethods
+from .methods import DeclaredMethods
+from .placeholders import METHODS
 
 __all__ = ["SiblingMethods", "attach", "detach"]
 
 
-class SiblingMethods(MemmapMethods, ValueMethods, DistributedMethods, StoreMethods):
+class SiblingMethods(MemmapMethods, DistributedMethods, DeclaredMethods):
     """The methods that packages of the project provide; other plugins add theirs here."""
 
     __slots__ = ()
@@ -31,7 +32,9 @@ def attach(name: str, member: object, distribution: str) -> None:
     Raises PluginError if the name is not public, shadows a member, or is declared for another package or signature.
     """
     declaration = DECLARATIONS.get(name)
-    if declaration is not None:
+    if name in METHODS:
+        _check_provided(name, distribution)
+    elif declaration is not None:
         _check_declared(declaration, member, distribution)
     else:
         _check_new(name, member)
@@ -41,6 +44,13 @@ def attach(name: str, member: object, distribution: str) -> None:
 def detach(name: str) -> None:
     """Remove an attached member."""
     delattr(SiblingMethods, name)
+
+
+def _check_provided(name: str, distribution: str) -> None:
+    if distribution != METHODS[name]:
+        raise PluginError(f"the method {name!r} is declared for the package {METHODS[name]!r} alone")
+    if name in vars(SiblingMethods):
+        raise PluginError(f"the method {name!r} is already provided")
 
 
 def _check_declared(declaration: Declaration, member: object, distribution: str) -> None:
