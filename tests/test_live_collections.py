@@ -154,7 +154,6 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "setdefault": lambda td: td.setdefault(("k", "l"), torch.ones(3)),
     "create_nested": lambda td: td.create_nested(("k", "l")),
     "names": lambda td: setattr(td, "names", ["time"]),
-    "set_in_named_level": lambda td: (setattr(td["n"], "names", ["z"]), td.set(("n", "k"), torch.ones(3))),
     "rename_dims": lambda td: td.refine_names("a").rename_("b"),
     "batch_size": lambda td: setattr(td, "batch_size", []),
     "auto_batch_size": lambda td: td.exclude("rows", inplace=True).auto_batch_size_(),
@@ -209,6 +208,84 @@ def test_failed_change_of_stored_collection_changes_nothing(name: str, make_pair
     with pytest.raises((TensorDictError, RuntimeError, ValueError)):
         FAILURES[name](pair.stored)
     pair.check()
+
+
+#: Entries that are set in a level with a name for its dim.
+ENTRIES: dict[str, Callable[[Any], object]] = {
+    "tensor": lambda td: td.set(("n", "k"), torch.ones(3)),
+    "tensor_below": lambda td: td.set(("n", "s", "k"), torch.ones(3)),
+    "tensor_in_new_level": lambda td: td.set(("n", "k", "l"), torch.ones(3)),
+    "update": lambda td: td.update({"n": {"k": torch.ones(3)}}),
+    "update_in_place": lambda td: td.update({"n": {"q": torch.ones(3, dtype=torch.int64)}}, inplace=True),
+    "update_path": lambda td: td.update({("n", "k"): torch.ones(3)}),
+    "setdefault": lambda td: td.setdefault(("n", "k"), torch.ones(3)),
+    "rename": lambda td: td.rename_key_("a", ("n", "a")),
+    "unflatten": lambda td: td.set("n.k", torch.ones(3)).unflatten_keys(".", inplace=True),
+    "level": lambda td: td.set(("n", "k"), {"l": torch.ones(3)}),
+    "new_level": lambda td: td.create_nested(("n", "k")),
+    "stack": lambda td: td.set(("n", "k"), td["rows"].clone()),
+    "value": lambda td: td.set_non_tensor(("n", "k"), "text"),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_set_in_named_level_names_what_memory_names(name: str, make_pair: Any) -> None:
+    if name == "value":
+        pytest.importorskip("td_tensorclass")
+    pair = make_pair(make_data())
+    pair.change(lambda td: setattr(td["n"], "names", ["z"]))
+    pair.change(ENTRIES[name])
+    names = [[td.names, td["n"].names] for td in (pair.memory, pair.stored, td_core.load(pair.path))]
+    assert names[0] == names[1] == names[2]
+    if name.startswith(("tensor", "update")) and name != "tensor_in_new_level":
+        assert names[0] == [[None], ["z"]]
+
+
+def list_devices(td: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], str]:
+    """Return the device label of each node, also of members of stacks and of values."""
+    members = td._members_and_dim()
+    children = dict(enumerate(members[0])) if members else {} if td._is_value else td._children()
+    found = {path: str(td.device)}
+    for key, child in children.items():
+        if not isinstance(child, torch.Tensor):
+            found |= list_devices(child, (*path, key))
+    return found
+
+
+#: Changes of device labels.
+LABELS: dict[str, Callable[[Any], object]] = {
+    "auto": lambda td: td.auto_device_(),
+    "auto_load_state": lambda td: td.auto_device_().load_state_dict(td.clone().state_dict()),
+    "auto_set": lambda td: td.auto_device_().set("k", "x").set(("n", "k"), "x").set(("l", "k"), "x"),
+    "auto_write_value": lambda td: td.auto_device_().set_at_("v", "x", 1),
+    "auto_clear": lambda td: td.auto_device_().clear_device_(),
+    "auto_of_level": lambda td: td["n"].auto_device_(),
+    "clear_of_level": lambda td: td.auto_device_()["n"].clear_device_(),
+}
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["labeled_root", "unlabeled_root"])
+@pytest.mark.parametrize("name", LABELS)
+def test_device_labels_are_those_of_memory(name: str, plain: bool, make_pair: Any) -> None:
+    tensorclass = pytest.importorskip("td_tensorclass")
+    fields = {"x": torch.Tensor, "s": str}
+    point = type(tensorclass.TensorClass)(
+        "Point", (tensorclass.TensorClass,), {"__annotations__": fields, "__module__": __name__}
+    )
+    data = make_data()
+    data["v"], data["vs"] = "text", tensorclass.NonTensorStack("a", "b", "c")
+    data["n", "v"], data["n", "m"] = "text", tensorclass.MetaData("m")
+    data["point"] = point(x=torch.ones(3), s="text", batch_size=[3])
+    data["points"] = lazy_stack([point(x=torch.ones(2), s=str(i)) for i in range(3)])
+    if not plain:
+        data["values"] = {"v": "text"}
+    pair = make_pair(data)
+    pair.change(LABELS[name])
+    expected = list_devices(pair.memory)
+    assert list_devices(pair.stored) == list_devices(td_core.load(pair.path)) == expected
+    if name == "auto":
+        assert expected["v",] == expected[()] == ("cpu" if plain else "None")
+        assert expected["n", "v"] == expected["points", 1, "s"] == "cpu"
 
 
 def test_popped_entries_are_in_memory(make_pair: Any) -> None:

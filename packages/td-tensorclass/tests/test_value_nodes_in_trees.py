@@ -133,6 +133,31 @@ def test_write_value_in_place_reaches_it(name: str, wrap: Any) -> None:
         assert locked.is_locked
 
 
+def list_devices(td: Any) -> list[torch.device | None]:
+    """Return the device labels of a node and all nodes below it."""
+    return [td.device, *(node.device for node in td.values(True) if not isinstance(node, Tensor))]
+
+
+@pytest.mark.parametrize("node", ["TensorDict", "lazy stack", "parameters"])
+@pytest.mark.parametrize("name", VALUES)
+def test_auto_device_labels_values_as_their_level(name: str, node: str) -> None:
+    td = NODES[node]()
+    td["v"] = VALUES[name][0]()
+    td["n"] = {"v": VALUES[name][0](), "p": Point(torch.zeros(2), batch_size=[2])}
+    count = len(list_devices(td))
+    assert list_devices(td.auto_device_()) == [torch.device("cpu")] * count
+    assert list_devices(td.clear_device_()) == [None] * count
+
+
+@pytest.mark.parametrize("name", [name for name, (_, is_leaf) in VALUES.items() if not is_leaf])
+def test_auto_device_of_values_alone_is_none(name: str) -> None:
+    td = TensorDict({"v": VALUES[name][0](), "x": torch.zeros(2, device="meta")}, [2])
+    td["n"] = {"v": VALUES[name][0]()}
+    td.auto_device_()
+    assert (td.device, td.get("v").device) == (None, None)
+    assert td["n"].device is td["n"].get("v").device is None
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_densify_keeps_values(name: str) -> None:
     value = VALUES[name][0]()

@@ -93,6 +93,54 @@ def test_collection_takes_names_of_entry(way: str) -> None:
     check_prefixes(td)
 
 
+def make_level() -> TensorDict:
+    return TensorDict({"x": torch.zeros(5), "n": {"m": {"y": torch.ones(5)}}}, [5])
+
+
+#: Collections of a root and a level "n"; the second function gives the dim of the level a name.
+LEVELS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "dense": (make_level, lambda td: setattr(td["n"], "names", ["time"])),
+    "device": (lambda: make_level().to("cpu"), lambda td: setattr(td["n"], "names", ["time"])),
+    "parameters": (lambda: TensorDictParams(make_level()), lambda td: setattr(td["n"], "names", ["time"])),
+    "stack of levels": (
+        lambda: LazyStackedTensorDict(make_level(), make_level(), stack_dim=1),
+        lambda td: [setattr(member["n"], "names", ["time"]) for member in td.tensordicts],
+    ),
+    "level that is a stack": (
+        lambda: TensorDict({"x": torch.zeros(5), "n": lazy_stack([make_level()[0]["n"]] * 5)}, [5]),
+        lambda td: setattr(td["n"], "names", ["time"]),
+    ),
+}
+
+#: Ways to give a level a tensor, or to change one.
+TENSORS: dict[str, Callable[[Any, Any], Any]] = {
+    "set": lambda td, new: td.set(("n", "x"), new),
+    "set below": lambda td, new: td.set(("n", "m", "x"), new),
+    "set in place": lambda td, new: td.set(("n", "m", "y"), new, inplace=True),
+    "setdefault": lambda td, new: td.setdefault(("n", "x"), new),
+    "item": lambda td, new: td.__setitem__(("n", "x"), new),
+    "update": lambda td, new: td.update({"n": {"x": new}}),
+    "update, key": lambda td, new: td.update({("n", "x"): new}),
+    "update, collection": lambda td, new: td.update(TensorDict({"n": {"x": new}}, td.batch_size)),
+    "index": lambda td, new: td.__setitem__(..., TensorDict({"n": {"x": new}}, td.batch_size)),
+    "rename": lambda td, new: td.rename_key_("x", ("n", "x")),
+    "unflatten": lambda td, new: td.set("n.x", new).unflatten_keys(".", inplace=True),
+    "delete": lambda td, new: td.set(("n", "x"), new).del_(("n", "x")),
+}
+
+
+@pytest.mark.parametrize("way", TENSORS)
+@pytest.mark.parametrize("kind", LEVELS)
+def test_tensor_in_named_level_names_no_level_above(kind: str, way: str) -> None:
+    make, name_level = LEVELS[kind]
+    td = make()
+    name_level(td)
+    names = [td.names, td["n"].names]
+    TENSORS[way](td, torch.full(td.batch_size, 2.0))
+    assert [td.names, td["n"].names] == names
+    assert names[0][0] is None and names[1][0] == "time"
+
+
 def test_collection_takes_names_of_its_unnamed_dims_only() -> None:
     td = TensorDict({"m": {}}, [5, 3], names=["time", None])
     td["n"] = make_named(None, "space", "z")
