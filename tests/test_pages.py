@@ -23,6 +23,7 @@ SOURCES = {
 }
 FILES = {
     *SOURCES,
+    *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("packages/*/src/**/*.pyi")),
     *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("packages/*/tests/**/*.py")),
     *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/*.py")),
 }
