@@ -173,6 +173,7 @@ def _has_batch_dims(level: Core, beside: Core, size: Shape) -> bool:
 
 
 def _get_shape(level: Any, key: str) -> Shape:
+    """Return the shape of an entry of a level, with -1 for a dim that differs between members."""
     shape: Shape = level.get_item_shape(key)
     return shape
 
@@ -216,6 +217,7 @@ def align_collections(node: CoreT, other: Core) -> tuple[CoreT, Core]:
 
 
 def _align_leaves(item: CoreT, beside: Core, ndim: int) -> CoreT:
+    """Return a collection with dims inserted after the first ``ndim`` in leaves that have fewer than those of ``beside``."""
     leaves: list[Tensor] = []
     others: list[Tensor] = []
     levels = item._flatten_leaves(leaves)

@@ -233,6 +233,7 @@ def _move_beside(node: Core, array: object) -> Tensor:
 
 
 def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...]:
+    """Return the shape of a tensor operand broadcast against the batch size; BatchSizeError if it does not."""
     result = broadcast_shape(shape, size)
     if result is None:
         raise BatchSizeError(
@@ -350,6 +351,8 @@ def reorder_like(
 def _reorder_level(
     node: Core, ref: Core, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool
 ) -> object:
+    """Return a node with the entries of ``node`` in the order of ``ref``, and ``fill(leaf)`` where ``node`` lacks one."""
+
     def fill_level(own: Core, out: dict[str, object], given_node: Core) -> Iterator[tuple[str, Core, object]]:
         a, b = own._children(), given_node._children()
         for key in list(a):
@@ -387,6 +390,8 @@ def convert_values(node: Core, ref: Core, *, strict: bool = False) -> Any:
 
 
 def _convert_level(node: Core, ref: Core, strict: bool) -> object:
+    """Return a node whose values are tensors where ``ref`` has one; with ``strict``, raise for values that are not bools."""
+
     def fill_level(own: Core, out: dict[str, object], given: Core) -> Iterator[tuple[str, Core, Core]]:
         for key, child in dict(own._children()).items():
             other = given._children().get(key)

@@ -394,10 +394,12 @@ def parse_dim(node: Any, name: str, dim: object) -> int:
 
 
 def _list_tensors(node: Any, name: str) -> list[Tensor]:
+    """Return all leaves of a collection as a list; ValueError if it has none."""
     return _check_leaves(node, name, list(node.values(include_nested=True, leaves_only=True)))
 
 
 def _check_leaves(node: Core, name: str, leaves: list[Tensor]) -> list[Tensor]:
+    """Return the leaves unchanged; ValueError if there are none to reduce."""
     if not leaves:
         raise ValueError(f"{name}(reduce=True) needs a leaf; this {type(node).__name__} has none")
     return leaves

@@ -58,6 +58,8 @@ _LOSSES = (
 
 
 def _method(name: str) -> Handler:
+    """Return a handler that calls the method of a name on the first argument."""
+
     def call(input: object, *args: object, **kwargs: object) -> object:
         return getattr(input, name)(*args, **kwargs)
 
@@ -65,6 +67,8 @@ def _method(name: str) -> Handler:
 
 
 def _two_operands(name: str, method: str, reflected: str) -> Handler:
+    """Return a handler that calls a method of the first operand, or the reflected one of the second."""
+
     def call(input: object, other: object, **kwargs: object) -> object:
         if isinstance(input, Core):
             return getattr(input, method)(other, **kwargs)
@@ -97,6 +101,7 @@ def _like(function: Callable[..., Tensor], input: object, *args: object, **kwarg
 
 
 def _loss(name: str) -> Handler:
+    """Return a handler that computes a loss of ``nn.functional`` for each pair of leaves, then reduces it."""
     function: Callable[..., Tensor] = getattr(nn.functional, name)
     names = [*signature(function).parameters][2:]
 
@@ -119,10 +124,12 @@ def _loss(name: str) -> Handler:
 
 
 def _unbind(input: Any, dim: int = 0) -> object:
+    """Unbind a collection along a dim, which torch passes by position or keyword."""
     return input.unbind(dim)
 
 
 def _where(condition: object, input: object = None, other: object = None, *, out: object = None) -> object:
+    """Choose by a condition between a collection and another operand, in either order."""
     if isinstance(input, Core):
         return input.where(condition, other, out=out)
     if not isinstance(other, Core) or isinstance(condition, Core):
@@ -163,6 +170,7 @@ def _get_single(provided: object) -> object:
 
 
 def _make_table() -> dict[object, Handler]:
+    """Return the handlers of operations, losses, joins and the other torch functions that need their own."""
     table: dict[object, Handler] = {}
     for row in OPERATIONS:
         is_operator = row.kind in ("binary", "comparison") and (row.dunder or row.reflected)

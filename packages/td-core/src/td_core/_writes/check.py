@@ -112,6 +112,7 @@ def find_path(node: Core, leaf: Tensor) -> tuple[str, ...]:
 
 
 def show_keys(node: Core, leaves: list[Tensor]) -> str:
+    """Return the key paths of leaves as text, each once."""
     return " and ".join(dict.fromkeys(show_path(path) for leaf in leaves for path in _find_paths(node, leaf)))
 
 
@@ -145,6 +146,7 @@ def find_problem(target: Tensor, value: object = None, *operands: object) -> Run
 
 
 def _explain_autograd(target: Tensor) -> str | None:
+    """Return why autograd refuses a write into a leaf; None if it allows it."""
     if is_sealed(target):
         return "it was made under torch.inference_mode(); write under that, or clone() the collection first"
     if not (target.requires_grad and torch.is_grad_enabled()):
@@ -164,6 +166,7 @@ def _explain_autograd(target: Tensor) -> str | None:
 
 
 def _explain_transform(target: Tensor, *operands: object) -> str | None:
+    """Return why an active transform of torch.func refuses a write of operands into a leaf; None if none does."""
     if functorch_level() is None or (refusing := find_refusing_transform(target, operands)) is None:
         return None
     why = "which maps over the value" if refusing == "vmap" else "which would not record the write"

@@ -288,6 +288,7 @@ def _check_dims(entry: object, path: Path) -> None:
 
 
 def _source_error(value: object) -> StructureError:
+    """Return the error for a value that cannot be written at an index of a collection."""
     what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
     if isinstance(value, (list, tuple)) and any(isinstance(item, Core) for item in value):
         what = f"a {type(value).__name__} of {len(value)}: stack() or lazy_stack() it first"

@@ -126,6 +126,7 @@ def _are_alike(node: Core, leaves: list[Tensor], operands: tuple[Any, ...]) -> b
 
 
 def _are_uniform(tensors: list[Tensor]) -> bool:
+    """Return True if all tensors are plain and have one dtype, device and layout."""
     return PLAIN.issuperset(map(type, tensors)) and len({*map(_FORM, tensors)}) == 1
 
 
@@ -157,6 +158,7 @@ def _check_leaves(node: Core, rows: list[tuple[Any, ...]]) -> None:
 
 
 def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
+    """Raise an error that names the first leaf whose operand does not broadcast to its shape."""
     try:
         # Do not use Tensor.is_same_size: wrapper subclasses often do not implement it.
         if list(map(_SHAPE, leaves)) != list(map(_SHAPE, operand)):
@@ -199,6 +201,7 @@ def _try_rows(name: str, node: Core, this: Op, rows: list[tuple[Any, ...]]) -> N
 
 
 def _is_tried_whole(item: Tensor) -> bool:
+    """Return True if an empty tensor cannot stand in for a tensor in a trial of the operation."""
     return item.layout is not torch.strided or item.is_nested or item.is_quantized
 
 
@@ -210,6 +213,7 @@ def _make_empty(item: object) -> object:
 
 
 def _name_leaf(error: Exception, name: str, node: Core, leaf: Tensor) -> Exception:
+    """Return the error of an in-place operation, rephrased to name the key path of the leaf."""
     return rephrase_error(error, f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}")
 
 

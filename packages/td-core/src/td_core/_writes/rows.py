@@ -35,6 +35,7 @@ def rows_of_members(value: object, dim: int, count: int) -> list[object] | None:
 
 
 def _along(value: Any, dim: int) -> list[object] | None:
+    """Split a tensor, an array or nested lists along a dim into a list; None if that dim is missing in a part."""
     if isinstance(value, Tensor):
         return list(value.unbind(dim)) if dim < value.ndim else None
     if not isinstance(value, (list, tuple)):

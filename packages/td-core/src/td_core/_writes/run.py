@@ -201,6 +201,7 @@ def get_storage_ids(leaves: list[Any]) -> list[int]:
 
 
 def _get_storage_id(leaf: Any) -> int:
+    """Return the address of the storage of a leaf, or the id of a leaf without a single storage."""
     if isinstance(leaf, Tensor) and type(leaf).__torch_dispatch__ is _NO_DISPATCH:
         try:
             return leaf.untyped_storage().data_ptr()
@@ -222,5 +223,6 @@ def is_overlapping(leaf: Tensor, other: object) -> bool:
 
 
 def _get_byte_range(leaf: Tensor) -> tuple[int, int]:
+    """Return the first address of a dense leaf and the one after its last."""
     begin = leaf.data_ptr()
     return begin, begin + leaf.numel() * leaf.element_size()
