@@ -214,10 +214,7 @@ class TensorDict(TensorDictBase):
         size = as_batch_size(batch_size)
         if self._locked:
             check_no_entry(self, "change the batch size of")
-        if size == self._batch_size[: len(size)]:
-            self._set_batch_size(size)  # a prefix of the old batch size fits every entry
-        else:
-            self._change_batch_size(size)
+        self._change_batch_size(size)
 
     @property
     def device(self) -> torch.device | None:

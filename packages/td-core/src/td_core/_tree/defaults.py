@@ -31,8 +31,11 @@ class Defaults(Core):
 
     def _change_batch_size(self, batch_size: torch.Size) -> None:
         """Check that all leaves start with ``batch_size``, then store it here and in nested nodes with a shorter one."""
-        self._check_batch_size(batch_size)
         ndim, default, is_named = len(batch_size), Defaults._change_batch_size, False
+        if batch_size == self.batch_size[:ndim]:  # a prefix of the old batch size fits every entry
+            set_batch_size(self, batch_size)
+            return
+        self._check_batch_size(batch_size)
         for node, _, entries in walk_levels(self):
             set_batch_size(node, batch_size)
             for key, child in list(entries.items()):

@@ -124,12 +124,8 @@ class LiveCollection(LiveNode):
 
     @batch_size.setter
     def batch_size(self, batch_size: Any) -> None:
-        size = as_batch_size(batch_size)
         with self._edit_together():
-            if size == self._size[: len(size)]:
-                self._set_batch_size(size)
-            else:
-                self._change_batch_size(size)
+            self._change_batch_size(as_batch_size(batch_size))
 
     @property
     def device(self) -> torch.device | None:
