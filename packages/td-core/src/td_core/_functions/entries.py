@@ -218,7 +218,7 @@ def set_missing(root: Any, path: tuple[str, ...], value: object) -> None:
         child = node._children().get(rest[0]) if len(rest) > 1 else None
         if node._members_and_dim() is not None:
             entry = coerce_for(node, value, path, False)
-            yield from ((member, rest, part) for member, part in node._split_value(entry))
+            yield from ((member, rest, part) for member, _, part in node._split_write(entry))
         elif child is not None and has_entries(child):
             yield child, rest[1:], value
         elif rest not in node.keys(True):

@@ -170,7 +170,7 @@ def _unflatten_state(state: dict[str, object]) -> Core:
 def wrap_and_lock(result: Any, as_module: bool, lock: bool) -> object:
     """Wrap what was read from a module as parameters, and lock it, if the caller needs that."""
     if as_module:
-        result = FACTORIES.parameters(result, no_convert=True)
+        result = FACTORIES.parameters(result)
     return result.lock_() if lock else result
 
 

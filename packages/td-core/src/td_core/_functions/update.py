@@ -209,7 +209,7 @@ def _check_no_new_keys(root: Core, index: object, source: Any) -> None:
         if not isinstance(right, (Core, Mapping)):
             return
         if node._members_and_dim() is not None:
-            yield from ((*part, prefix) for part in node._split_write(index, right))
+            yield from ((*part, prefix) for part in node._split_write(right, index))
             return
         for key, value in dict(right._children() if isinstance(right, Core) else right).items():
             path = unravel_key_to_tuple(key)

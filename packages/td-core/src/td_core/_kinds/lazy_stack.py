@@ -371,14 +371,17 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
         return shares
 
     def _split_value(self, value: Any) -> list[tuple[Core, Any]]:
+        """Pair each member with its part of a value, as ``hook_in`` converts it; a value without dims is each one's part."""
         if not isinstance(value, (Tensor, Core)):
             return [(member, value) for member in self._members]
         if self._hook_in is not None:
             value = self._hook_in(value)
         return list(zip(self._members, unbind_members(value, self._stack_dim)))
 
-    def _split_write(self, index: object, value: object) -> Iterator[Part]:
-        return split_for_members(self, index, value)
+    def _split_write(self, value: object, *index: object) -> list[Part]:
+        if index:
+            return list(split_for_members(self, index[0], value))
+        return [(member, (), part) for member, part in self._split_value(value)]
 
     def _del_child(self, key: str) -> None:
         holders = find_holders(self, (key,))

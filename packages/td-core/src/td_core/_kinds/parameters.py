@@ -644,4 +644,4 @@ def _register_params(cls: Any) -> None:
 
 
 register_with_subclasses(TensorDictParams, _register_params)
-FACTORIES.parameters = TensorDictParams
+FACTORIES.parameters = functools.partial(TensorDictParams, no_convert=True)

@@ -7,7 +7,7 @@ a list of operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -163,12 +163,9 @@ class Wrapper(TensorCollection):
     def _transform(self, plan: ShapePlan) -> Any:
         return self._wrap(self._tensordict._transform(plan))
 
-    def _split_value(self, value: object) -> Sequence[tuple[Core, Any]]:
-        return [(self._wrap_holder(member), part) for member, part in self._tensordict._split_value(value)]
-
-    def _split_write(self, index: object, value: object) -> Iterable[tuple[Core, object, object]]:
-        parts = self._tensordict._split_write(index, value)
-        return [(self._wrap_holder(member), *place) for member, *place in parts]
+    def _split_write(self, value: object, *index: object) -> Sequence[tuple[Core, object, object]]:
+        parts = self._tensordict._split_write(value, *index)
+        return [(self._wrap_holder(member), place, part) for member, place, part in parts]
 
     def _split_update(
         self, plan: Any, source: Core, wanted: object, path: tuple[str, ...]

@@ -10,7 +10,7 @@ public methods are in mixins that use only these members.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, overload
@@ -131,7 +131,7 @@ class Core:
         def __getitem__(self, index: Any) -> Any: ...
         def _index(self, index: object) -> Any: ...
 
-        _make: Callable[..., Core]
+        _make: Callable[[dict[str, Child], torch.Size, torch.device | None, Names | None], Core]
         _plan_writes: Callable[..., None]
         _print_node: Callable[..., Any]
         _set_path: Callable[..., None]
@@ -311,12 +311,8 @@ class Core:
         """Return the direct children: the members of a lazy stack, the entries of any other node."""
         return list(self._children().values())
 
-    def _split_value(self, value: object) -> Sequence[tuple[Core, object]]:
-        """Pair each member of a lazy stack with its part of a value that is written; other kinds return no pairs."""
-        return ()
-
-    def _split_write(self, index: object, value: object) -> Iterable[tuple[Core, object, object]]:
-        """Yield, for a write to a lazy stack at an index, each member with the index in it and the value; else nothing."""
+    def _split_write(self, value: object, *index: object) -> Sequence[tuple[Core, object, object]]:
+        """List, for a write to all or an index of a lazy stack, each member with the index in it and the value; else nothing."""
         return ()
 
     def _split_update(
@@ -480,9 +476,9 @@ class Factories:
 
     __slots__ = ("dense", "lazy_stack", "parameters")
 
-    dense: Callable[..., Core]
+    dense: Callable[[dict[str, Child], torch.Size, torch.device | None, Names | None], Core]
     lazy_stack: Callable[[Sequence[Core], int], Core]
-    parameters: Callable[..., Core]
+    parameters: Callable[[Core], Core]
 
 
 FACTORIES = Factories()

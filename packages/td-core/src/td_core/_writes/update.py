@@ -215,8 +215,8 @@ class Update:
 
     def add_copy(self, node: Any, key: str, value: object, path: Path) -> None:
         """Check the copy of a value into an existing entry, and add it; of a lazy stack, those into its members."""
-        parts = node._split_value(value)
-        for member, part in parts:
+        parts = node._split_write(value)
+        for member, _, part in parts:
             self.add_copy(member, key, part, path)
         if parts:
             self.writes.split = True
