@@ -1,0 +1,87 @@
+"""The sentinel, the class of keys and the protocol of sources, as annotations and at run time."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any, get_args
+
+import pytest
+import torch
+
+import td_core
+from td_core import NO_DEFAULT, NestedKey, StoredTensor
+from td_core import typing as td_typing
+from td_core.testing import RawFile
+
+
+def test_no_default_is_one_object() -> None:
+    assert repr(NO_DEFAULT) == "NO_DEFAULT" and NO_DEFAULT is td_typing.NoDefault.NO_DEFAULT
+    for again in (copy.copy(NO_DEFAULT), copy.deepcopy(NO_DEFAULT), pickle.loads(pickle.dumps(NO_DEFAULT))):
+        assert again is NO_DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("cls", "expected"), [(str, True), (tuple, True), (NestedKey, True), (list, False), (int, False)]
+)
+def test_issubclass_nested_key_of_strings_and_tuples(cls: type, expected: bool) -> None:
+    assert issubclass(cls, NestedKey) is expected  # type: ignore[misc]
+
+
+def test_isinstance_nested_key_is_traced_by_compile() -> None:
+    def read(x: torch.Tensor, key: Any) -> torch.Tensor:
+        return x + 1 if isinstance(key, NestedKey) else x
+
+    compiled = torch.compile(read, backend="eager", fullgraph=True)
+    assert [compiled(torch.zeros(1), key).item() for key in ("a", ("a", "b"), 3)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("alias", "values"),
+    [
+        (td_typing.DeviceType, [torch.device("cpu"), "cpu", 0]),
+        (td_typing.BatchSize, [torch.Size([2]), [2], 2]),
+        (td_typing.DtypeLike, [torch.float32]),
+    ],
+)
+def test_alias_lists_types_of_accepted_values(alias: Any, values: list[Any]) -> None:
+    accepted = [getattr(part, "__origin__", part) for part in get_args(alias)]
+    assert all(
+        any(isinstance(value, part) for part in accepted if isinstance(part, type)) for value in values
+    )
+
+
+def test_exported_names_exist() -> None:
+    assert all(getattr(td_typing, name) is not None for name in td_typing.__all__)
+
+
+class Squares:
+    """A source with only the members that the protocol requires."""
+
+    shape, dtype = torch.Size([5]), torch.int64
+
+    def read(self, index: Any) -> torch.Tensor:
+        return torch.arange(5)[index] ** 2
+
+    def write(self, index: Any, value: torch.Tensor) -> None:
+        raise td_core.LockedError("the squares cannot be written")
+
+    def flush(self) -> None:
+        pass
+
+
+def test_source_needs_only_members_of_the_protocol() -> None:
+    members = {name for name in vars(td_typing.Source) if not name.startswith("_")}
+    assert members == {"shape", "dtype", "read", "write", "flush"}
+    assert all(hasattr(Squares, name) for name in members)
+    leaf = StoredTensor(Squares())
+    assert leaf[1:4].tolist() == [1, 4, 9]
+    with pytest.raises(td_core.LockedError, match="the squares cannot be written"):
+        leaf[0] = 3
+
+
+@pytest.mark.parametrize("name", ["read", "write", "flush"])
+def test_methods_of_a_source_have_the_parameters_of_the_protocol(name: str) -> None:
+    expected = list(inspect.signature(getattr(td_typing.Source, name)).parameters)
+    assert list(inspect.signature(getattr(RawFile, name)).parameters) == expected
