@@ -30,7 +30,6 @@ LAYERS = [
     ["_python"],
     [
         "plugins.declarations",
-        "plugins.distributed_methods",
         "plugins.memmap_methods",
         "plugins.methods",
         "plugins.placeholders",

@@ -86,9 +86,3 @@ def test_attach_declared_method_twice_raises(attached: list[str]) -> None:
     attached.append("is_consolidated")
     with pytest.raises(PluginError, match="^the method 'is_consolidated' is already provided$"):
         attach("is_consolidated", is_consolidated, "td-distributed")
-
-
-def test_attach_declared_method_of_other_signature_raises() -> None:
-    with pytest.raises(PluginError) as caught:
-        attach("is_consolidated", shine, "td-distributed")
-    assert str(caught.value) == ("the method 'is_consolidated' is declared as (self); got (self, times=1)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -16,14 +16,17 @@ from torch import Tensor
 
 from td_core import TensorCollection, unravel_key_to_tuple
 from td_core.errors import BatchSizeError, FormatError
-from td_core.plugins.declarations import implements
-from td_core.plugins.distributed_methods import DistributedMethods
 from td_core.spi import show_path
+from td_core.typing import DeviceType
 
 from . import _wire
+from ._consolidated_backend import CollectionT
 from ._group import FAILED, MARK, Group, check_mark, peer_error, text_to_bytes
 from ._memory import get_bytes, make_vector
 from ._message_ends import END, compare_end, compare_tails, expect_end, expect_tails
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: Limit in bytes of the error text that a rank sends.
 LONGEST_TEXT = 1 << 16
@@ -59,8 +62,8 @@ class Payload:
 
 
 def unpack(
-    front: list[int], data: Tensor, sender: int, device: torch.device | None = None, named: type | None = None
-) -> Any:
+    front: list[int], data: Tensor, sender: int, device: DeviceType | None = None, named: type | None = None
+) -> TensorCollection:
     """Decode the collection that a rank sent, as an instance of ``named`` if given; raise StructureError if it failed."""
     length, size = front
     if length == FAILED:
@@ -72,11 +75,11 @@ def unpack(
 def receive(
     front: list[int],
     sender: int,
-    device: torch.device | None,
+    device: DeviceType | None,
     among: Group,
     take: Callable[..., None],
     named: type | None = None,
-) -> object:
+) -> TensorCollection:
     """Receive the messages of a :class:`Payload` with ``take``, and decode the collection; errors as in :func:`unpack`."""
     # ``front`` was received before: (mark, bytes of the header, bytes of header and storage).
     mark, length, size = front
@@ -111,9 +114,9 @@ def receive(
 
 
 def _assemble(
-    message: _wire.Message, storage: Tensor, device: torch.device | None, named: type | None = None
-) -> Any:
-    result = _wire.assemble(message, storage, named)
+    message: _wire.Message, storage: Tensor, device: DeviceType | None, named: type | None = None
+) -> TensorCollection:
+    result: TensorCollection = _wire.assemble(message, storage, named)
     return result if device is None else result.to(device)
 
 
@@ -123,8 +126,25 @@ def broadcast_from(src: int, group: dist.ProcessGroup | None, *messages: Tensor)
         work.wait()
 
 
-@implements(DistributedMethods.broadcast)
-def broadcast(self, src, *, group, device):
+def broadcast(
+    self: CollectionT, src: int, *, group: ProcessGroup | None = None, device: DeviceType | None = None
+) -> CollectionT:
+    """Broadcast the collection of the rank ``src`` and return it on every rank.
+
+    Args:
+        src: rank in the global group.
+        group: the process group; None is the global one.
+        device: device of the result on the other ranks; by default the one that the backend uses for messages.
+
+    Raises:
+        StructureError: the collection cannot be sent; raised on every rank.
+        CodecError: no registered serializer can store a value; raised on the rank ``src``, StructureError on the others.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> TensorDict({"a": torch.arange(3)}).broadcast(0)["a"]
+    tensor([0, 1, 2])
+    >>> dist.destroy_process_group()
+    """
     among = Group(group)
     sends = among.rank == among.rank_of(src)
     parcel = Payload(lambda: self, among.device, apart=True) if sends else None
@@ -132,15 +152,38 @@ def broadcast(self, src, *, group, device):
     transfer = partial(broadcast_from, src, group)
     transfer(front)
     if parcel is None:
-        return receive(front.tolist(), src, device, among, transfer)
+        return cast(CollectionT, receive(front.tolist(), src, device, among, transfer))
     transfer(parcel.data.to(among.device), *parcel.parts)
     if parcel.error is not None:
         raise parcel.error
     return self
 
 
-@implements(DistributedMethods.scatter)
-def scatter(self, src, tensordicts, *, group, device):
+def scatter(
+    self: CollectionT,
+    src: int,
+    tensordicts: list[Any] | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    device: DeviceType | None = None,
+) -> CollectionT:
+    """Scatter the list of collections of the rank ``src``: return the item of this rank.
+
+    Args:
+        src: rank in the global group.
+        tensordicts: on the rank ``src`` one collection per rank of the group, in the order of the ranks.
+        group: the process group; None is the global one.
+        device: device of the result; by default the one that the backend uses for messages.
+
+    Raises:
+        StructureError: an item cannot be sent; raised on every rank.
+        ValueError: the list does not have one item per rank; raised on the rank ``src``, StructureError on the others.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> TensorDict().scatter(0, [TensorDict({"a": torch.arange(3)})])["a"]
+    tensor([0, 1, 2])
+    >>> dist.destroy_process_group()
+    """
     among = Group(group)
     error: Exception | None = None
     fronts: list[Tensor] | None = None
@@ -166,7 +209,7 @@ def scatter(self, src, tensordicts, *, group, device):
     if error is not None:
         raise error
     compare_end(data, arrived[1])
-    return unpack(arrived, data, src, device)
+    return cast(CollectionT, unpack(arrived, data, src, device))
 
 
 def _item(items: list[TensorCollection] | None, size: int, i: int) -> TensorCollection:
@@ -177,8 +220,21 @@ def _item(items: list[TensorCollection] | None, size: int, i: int) -> TensorColl
     return items[i]
 
 
-@implements(DistributedMethods.all_gather)
-def all_gather(self, *, group):
+def all_gather(self: TensorCollection, *, group: ProcessGroup | None = None) -> list[Any]:
+    """Gather the collections of all ranks. Return them as a list in the order of the ranks, on every rank.
+
+    Args:
+        group: the process group; None is the global one.
+
+    Raises:
+        StructureError: a collection cannot be sent; raised on every rank.
+        CodecError: no registered serializer can store a value; raised on its rank, StructureError on the others.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> [item["a"] for item in TensorDict({"a": torch.arange(3)}).all_gather()]
+    [tensor([0, 1, 2])]
+    >>> dist.destroy_process_group()
+    """
     among = Group(group)
     parcel = Payload(lambda: self, among.device)
     fronts = among.all_numbers("all_gather", *parcel.front)
@@ -187,8 +243,31 @@ def all_gather(self, *, group):
     return [unpack(front, data, rank) for rank, (front, data) in enumerate(zip(fronts, every, strict=True))]
 
 
-@implements(DistributedMethods.gather_and_stack)
-def gather_and_stack(self, dst, group):
+def gather_and_stack(self: CollectionT, dst: int, group: ProcessGroup | None = None) -> CollectionT | None:
+    """Stack the collections of all other ranks into the collection of the rank ``dst``, in place.
+
+    On the rank ``dst`` the first dim of this collection has one position per other rank; missing entries are added.
+    The items may have different structures if this collection is a lazy stack.
+
+    Args:
+        dst: rank in the global group.
+        group: the process group; None is the global one.
+
+    Returns:
+        This collection on the rank ``dst``, None elsewhere.
+
+    Raises:
+        StructureError: a collection cannot be sent (raised on every rank), or those that arrive do not fit (raised on the
+            rank ``dst``, where nothing was changed).
+        BatchSizeError: the first dim does not have one position per other rank; raised on the rank ``dst``, where
+            nothing was changed.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> room = TensorDict({"a": torch.zeros(0, 3)}, batch_size=[0])  # for no other rank
+    >>> room.gather_and_stack(0) is room
+    True
+    >>> dist.destroy_process_group()
+    """
     among = Group(group)
     receiver = among.rank_of(dst)
     receives = among.rank == receiver

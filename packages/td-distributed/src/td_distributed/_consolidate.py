@@ -7,46 +7,124 @@ leaf in place writes the storage.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import td_core
-from td_core import Encoded, TensorCollection, TensorDictFuture, decode, encode
+from td_core import Encoded, TensorCollection, decode, encode
 from td_core.errors import FormatError, StructureError
-from td_core.plugins.declarations import implements, implements_classmethod
-from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
 from td_core.spi import as_device, check_in_memory, check_unlocked, lock, run_in_background, wait_for
+from td_core.typing import DeviceType
 
 from . import _consolidated_file, _storage
-from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend, set_devices
+from ._consolidated_backend import CollectionT, ConsolidatedBackend, attach_backend, get_backend, set_devices
 from ._memory import allocate, make_vector
+
+
+@dataclass(frozen=True)
+class ConsolidateOptions:
+    """Options of :func:`consolidate`, which describes them."""
+
+    filename: Path | str | None = None
+    _: KW_ONLY
+    num_threads: int = 0
+    device: DeviceType | None = None
+    non_blocking: bool = False
+    inplace: bool = False
+    use_buffer: bool = False
+    share_memory: bool = False
+    pin_memory: bool = False
+    metadata: bool = False
+    durable: bool = False
+    checksums: bool = False
+
 
 #: Options with which a consolidated collection remains as it is.
 _NO_CHANGE = (ConsolidateOptions(), ConsolidateOptions(inplace=True))
 
 
-@implements(DistributedMethods.consolidate)
-def consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorCollection | TensorDictFuture:
-    filename, inplace = options.filename, options.inplace
+def consolidate(
+    self: CollectionT,
+    filename: Path | str | None = None,
+    *,
+    num_threads: int = 0,
+    device: DeviceType | None = None,
+    non_blocking: bool = False,
+    inplace: bool = False,
+    return_early: bool = False,
+    use_buffer: bool = False,
+    share_memory: bool = False,
+    pin_memory: bool = False,
+    metadata: bool = False,
+    durable: bool = False,
+    checksums: bool = False,
+) -> CollectionT:
+    """Copy the collection into one storage: return a locked collection whose leaves are views of that storage.
+
+    A collection that is already consolidated is returned itself if all options have their defaults.
+
+    Args:
+        filename: also write the storage and the structure to a file, and memory-map the result on it.
+        num_threads: number of threads that copy; 0 copies in the calling thread.
+        device: device of the storage; by default that of the leaves, if they share one, else the CPU.
+        non_blocking: as in :meth:`torch.Tensor.to`.
+        inplace: put the views into this collection, lock it and return it.
+        return_early: consolidate in a background thread and return a :class:`TensorDictFuture` of the result. Do
+            not write to leaves before it is done nor, with ``inplace``, change entries.
+        use_buffer: with ``filename``, gather in memory first, write once, and keep the result in memory.
+        share_memory: put the storage in shared memory.
+        pin_memory: put the storage in page-locked memory.
+        metadata: append the structure to the storage in memory, in the format of the file, so that the storage alone
+            can be sent; :func:`from_buffer` reads it.
+        durable: with ``filename``, sync the file and its directory, so that a power loss leaves either the old file
+            or the new one.
+        checksums: with ``filename``, record a hash of the storage, which ``from_consolidated(verify=True)`` and
+            :func:`td_core.verify` compare. The structure has a checksum in every file.
+
+    Raises:
+        ValueError: ``durable`` or ``checksums`` without ``filename``.
+        StructureError: a leaf cannot be stored as bytes (sparse, strided nested, quantized, on the meta device), or
+            ``filename`` is given and ``device`` is the meta device; nothing was written.
+        LockedError: with ``inplace``, this collection or one in it is locked; nothing was changed.
+        CodecError: with ``filename`` or ``metadata``, no registered serializer can store a value; the message names
+            its key.
+
+    >>> td = consolidate(TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(3)}}))
+    >>> td["a"].untyped_storage().data_ptr() == td["n", "b"].untyped_storage().data_ptr()
+    True
+    """
+    options = ConsolidateOptions(
+        filename,
+        num_threads=num_threads,
+        device=device,
+        non_blocking=non_blocking,
+        inplace=inplace,
+        use_buffer=use_buffer,
+        share_memory=share_memory,
+        pin_memory=pin_memory,
+        metadata=metadata,
+        durable=durable,
+        checksums=checksums,
+    )
     if inplace:
         check_in_memory(self, "consolidate")
-    for name in ("durable", "checksums"):
-        if getattr(options, name) and filename is None:
+    for name, is_wanted in (("durable", durable), ("checksums", checksums)):
+        if is_wanted and filename is None:
             raise ValueError(f"{name}=True needs a filename: without one nothing is saved")
-    if options.return_early:
+    if return_early:
         wait_for({leaf.device for leaf in self._leaves()})
         tree = self if inplace or is_consolidated(self) else decode(encode(self))
-        work = partial(_consolidate, tree, replace(options, return_early=False))
-        return run_in_background(work, "td-distributed-consolidate")
+        future = run_in_background(partial(_consolidate, tree, options), "td-distributed-consolidate")
+        return cast(CollectionT, future)  # Only return_early=True has another result.
     return _consolidate(self, options)
 
 
-def _consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorCollection:
+def _consolidate(self: CollectionT, options: ConsolidateOptions) -> CollectionT:
     if options in _NO_CHANGE and is_consolidated(self):
         return self
     encoded = encode(self, in_memory=True)
@@ -63,7 +141,7 @@ def _consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorC
             checksum = _consolidated_file.hash_parts(layout.nbytes, _storage.payload(layout, encoded.leaves))
         trailer = _consolidated_file.make_trailer(self, encoded, layout, checksum)
     storage, pieces = _make_storage(encoded.leaves, layout, trailer, path, options)
-    result: TensorCollection = decode(
+    result: CollectionT = decode(
         replace(encoded, leaves=_storage.join_pieces(layout, pieces, encoded.leaves))
     )
     if options.device is not None:
@@ -140,8 +218,13 @@ def _set_leaves(encoded: Encoded, leaves: list[Tensor]) -> None:
                 node._set_child(key, leaves[ref[0]])
 
 
-@implements(DistributedMethods.is_consolidated)
-def is_consolidated(self):
+def is_consolidated(self: TensorCollection) -> bool:
+    """Return True if all leaves are still views of the storage that consolidation made.
+
+    >>> td = TensorDict({"a": 1})
+    >>> is_consolidated(td), is_consolidated(consolidate(td))
+    (False, True)
+    """
     state = get_backend(self)
     return state is not None and state.is_valid_for(self)
 
@@ -155,10 +238,31 @@ def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory:
     return storage.share_memory_() if share_memory else storage
 
 
-@implements_classmethod(DistributedMethods.from_consolidated)
-def from_consolidated(cls, filename, *, verify):
+def from_consolidated(filename: str | Path, *, verify: bool = False) -> TensorCollection:
+    """Load a collection from a consolidated file, written by td or by any release of tensordict.
+
+    The leaves are views of a private memory map of the file: writing them does not change the file.
+
+    Args:
+        filename: the file.
+        verify: compare the storage with its recorded hash first, if the file was written with ``checksums=True``.
+
+    Raises:
+        FormatError: the file is damaged.
+        FileNotFoundError: the file does not exist.
+
+    >>> _ = consolidate(TensorDict({"a": torch.arange(3)}), "td.bin")
+    >>> from_consolidated("td.bin")["a"]
+    tensor([0, 1, 2])
+    """
+    return load_as(None, filename, verify=verify)
+
+
+def load_as(cls: type | None, filename: str | Path, *, verify: bool = False) -> TensorCollection:
+    """Load a consolidated file, as an instance of ``cls`` if that has declared entries."""
     tree, storage = _consolidated_file.read(filename, cls, verify=verify)
-    return attach_backend(tree, ConsolidatedBackend(storage, Path(filename)))
+    loaded: TensorCollection = attach_backend(tree, ConsolidatedBackend(storage, Path(filename)))
+    return loaded
 
 
 def from_buffer(buffer: Tensor) -> TensorCollection:

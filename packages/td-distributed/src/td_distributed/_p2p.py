@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,8 +17,6 @@ from torch import Tensor
 
 from td_core import TensorCollection
 from td_core.errors import FormatError
-from td_core.plugins.declarations import implements
-from td_core.plugins.distributed_methods import DistributedMethods
 
 from . import _message_ends, _reference_wire, _send_paths, _wire
 from ._consolidated_backend import get_backend
@@ -26,6 +24,9 @@ from ._group import MARK, device_of
 from ._memory import allocate, get_bytes
 from ._message_ends import compare_end, compare_tails, expect_end, expect_tails
 from ._receive import ReceiveTarget, deliver_files
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
 
 WIRES = ("td", "reference")
 _NO_END = bytes(len(_message_ends.END))
@@ -199,8 +200,40 @@ class RecvWork:
         return self.written if self.thread is None else not self.thread.is_alive()
 
 
-@implements(DistributedMethods.send)
-def send(self, dst, *, group, group_dst, init_tag, pseudo_rand, consolidated, wire):
+def send(
+    self: TensorCollection,
+    dst: int | Any | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    group_dst: int | None = None,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    consolidated: bool = False,
+    wire: str = "td",
+) -> None:
+    """Send this collection to a process that calls :meth:`recv`.
+
+    For a memory-mapped collection below the receiver's ``root``, only the path of its files is sent.
+
+    Args:
+        dst: rank of the receiver in the global group.
+        group: the process group; None is the global one.
+        group_dst: rank of the receiver in ``group``, instead of ``dst``.
+        init_tag: tag of the first message; each following message has the next tag.
+        pseudo_rand: draw the tags from a generator seeded with ``init_tag`` instead.
+        consolidated: send one payload message for all leaves.
+        wire: ``"td"`` sends the structure first, so that a receiver with another structure raises. ``"reference"`` is
+            the protocol of tensordict: the peer may use that library, and a mismatch hangs or is not detected. On
+            this wire the storage of a consolidated collection is sent without checking each leaf, unless its number
+            of references changed, as after ``leaf.data = ...``. Changes that keep this number are not detected:
+            ``leaf.t_()``, swapping the ``data`` of leaves, ``leaf.data = ...`` while the old ``data`` is referenced.
+
+    Raises:
+        StructureError: a leaf cannot be sent (sparse, strided nested); nothing was sent.
+        CodecError: no registered serializer can store a value; the message names its key; nothing was sent.
+
+    >>> TensorDict({"a": torch.ones(3)}).send(dst=1)  # doctest: +SKIP
+    """
     peer = Channel(dst, group, group_dst, _make_tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
         peer.send(*_reference_wire.make_messages(self, consolidated, peer.device()))
@@ -217,8 +250,23 @@ def send(self, dst, *, group, group_dst, init_tag, pseudo_rand, consolidated, wi
     announced.spare.append(whole)
 
 
-@implements(DistributedMethods.isend)
-def isend(self, dst, *, group, group_dst, init_tag, pseudo_rand, return_early, consolidated, wire):
+def isend(
+    self: TensorCollection,
+    dst: int | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    group_dst: int | None = None,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    return_early: bool = False,
+    consolidated: bool = False,
+    wire: str = "td",
+) -> int | list[Work] | None:
+    """Start to send this collection; arguments as for :meth:`send`.
+
+    With ``return_early``, return a list of handles with ``wait()``; otherwise wait and return the last tag. A background
+    thread waits for handles that are dropped. A memory-mapped collection is sent as bytes, not as a path.
+    """
     peer = Channel(dst, group, group_dst, _make_tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
         messages = _reference_wire.make_messages(self, consolidated, peer.device())
@@ -229,14 +277,53 @@ def isend(self, dst, *, group, group_dst, init_tag, pseudo_rand, return_early, c
         messages = [message.to(peer.device()) for message in packed]
     sending = [SendWork(peer.isend(message), message) for message in messages]
     if return_early:
-        return sending
+        return cast("list[Work]", sending)
     for message in sending:
         message.wait()
     return peer.last
 
 
-@implements(DistributedMethods.recv)
-def recv(self, src, *, group, group_src, init_tag, pseudo_rand, consolidated, wire, root):
+def recv(
+    self: TensorCollection,
+    src: int | Any | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    group_src: int | None = None,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    consolidated: bool = False,
+    wire: str = "td",
+    root: str | Path | None = None,
+) -> int:
+    """Receive a collection that a process sent with :meth:`send`, into this collection in place.
+
+    All messages are received into a buffer first, so a peer that dies leaves the collection unchanged. A consolidated
+    collection keeps a buffer of up to 64 MiB for the next message.
+
+    Args:
+        src: rank of the sender in the global group.
+        group: the process group; None is the global one.
+        group_src: rank of the sender in ``group``, instead of ``src``.
+        init_tag: tag of the first message, the same as for the sender.
+        pseudo_rand: the same as for the sender.
+        consolidated: the same as for the sender; needed with ``wire="reference"`` only.
+        wire: the same as for the sender; with ``"reference"``, :meth:`send` lists the changes that are not detected.
+        root: folder that both processes can read. The sender of a memory-mapped collection below it sends the path
+            instead of the bytes, and this process reads the files.
+
+    Returns:
+        The last tag.
+
+    Raises:
+        StructureError: the structure of the message differs, or leaves that are tied here have different elements in
+            the message; the message of the error names the first key. The collection is unchanged, and the message
+            was received completely, so the next ``recv`` works.
+        FormatError: the received bytes are not a message of :meth:`send`, or a path is outside of ``root``.
+        MissingPluginError: the message contains a path, and td-memmap is not installed.
+
+    >>> TensorDict({"a": torch.zeros(3)}).recv(src=0)  # doctest: +SKIP
+    0
+    """
     peer = Channel(src, group, group_src, _make_tags(init_tag, pseudo_rand))
     steps = _steps(self, peer, consolidated, wire, root)
     earlier = _TAKING.get((peer.asked, peer.group_rank, init_tag))
@@ -247,8 +334,25 @@ def recv(self, src, *, group, group_src, init_tag, pseudo_rand, consolidated, wi
     return peer.last
 
 
-@implements(DistributedMethods.irecv)
-def irecv(self, src, *, group, group_src, return_premature, init_tag, pseudo_rand, consolidated, wire, root):
+def irecv(
+    self: TensorCollection,
+    src: int | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    group_src: int | None = None,
+    return_premature: bool = False,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    consolidated: bool = False,
+    wire: str = "td",
+    root: str | Path | None = None,
+) -> tuple[int, list[Any]] | list[Any] | None:
+    """Start to receive into this collection; arguments as for :meth:`recv`.
+
+    With ``return_premature``, return a list with one handle. The messages arrive in the background; ``is_completed()``
+    returns True once they have, and ``wait()`` writes them. Do not change the structure of the collection before that.
+    If the handle is dropped, the received data is discarded. Otherwise receive before returning.
+    """
     peer = Channel(src, group, group_src, _make_tags(init_tag, pseudo_rand))
     handle = RecvWork(_steps(self, peer, consolidated, wire, root), peer, init_tag)
     if return_premature:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from td_core import TensorCollection, encode
 from td_core.errors import StructureError
-from td_core.plugins.declarations import implements
-from td_core.plugins.distributed_methods import DistributedMethods
 from td_core.spi import copy_all, is_stored, parse_json, show_path
 
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._group import Group, bytes_to_text, peer_error, text_to_bytes
 from ._message_ends import END
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: Leaves of one dtype are reduced together in buckets of up to this many bytes.
 BUCKET_BYTES = 1 << 25
@@ -65,8 +66,34 @@ class ReduceWork:
         return bool(self.work.is_completed())
 
 
-@implements(DistributedMethods.all_reduce)
-def all_reduce(self, op, *, group, async_op, bucket_bytes):
+def all_reduce(
+    self: TensorCollection,
+    op: object = None,
+    *,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    bucket_bytes: int | None = None,
+) -> Any:
+    """Reduce every leaf over all ranks, in place; non-tensor data is not changed.
+
+    Args:
+        op: a ``torch.distributed.ReduceOp``; a sum by default.
+        group: the process group; None is the global one.
+        async_op: return a list of handles to ``wait()`` on.
+        bucket_bytes: largest size in bytes of a bucket of leaves below 1 MiB; 32 MiB by default.
+
+    Raises:
+        StructureError: the structures of the ranks differ, or a leaf cannot be reduced; raised on every rank, and
+            nothing was changed.
+        FormatError: the ranks make different calls, or pass different arguments; raised on every rank.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> td = TensorDict({"a": torch.arange(3)})
+    >>> td.all_reduce()  # of one rank
+    >>> td["a"]
+    tensor([0, 1, 2])
+    >>> dist.destroy_process_group()
+    """
     among, op = Group(group), dist.ReduceOp.SUM if op is None else op
     leaves, place = _agree(self, among, op, f"all_reduce with bucket_bytes={bucket_bytes}")
     buckets = [
@@ -76,8 +103,36 @@ def all_reduce(self, op, *, group, async_op, bucket_bytes):
     return _handles(buckets, async_op)
 
 
-@implements(DistributedMethods.reduce)
-def reduce(self, dst, op, async_op, return_premature, group, *, bucket_bytes):
+def reduce(
+    self: TensorCollection,
+    dst: int,
+    op: Any = None,
+    async_op: bool = False,
+    return_premature: bool = False,
+    group: ProcessGroup | None = None,
+    *,
+    bucket_bytes: int | None = None,
+) -> Any:
+    """Reduce every leaf over all ranks into the collection of the rank ``dst``, in place; other ranks keep theirs.
+
+    Args:
+        dst: rank in the global group.
+        op: a ``torch.distributed.ReduceOp``; a sum by default.
+        async_op: start all buckets before waiting for the first.
+        return_premature: with ``async_op``, return a list of handles to ``wait()`` on instead of waiting.
+        group: the process group; None is the global one.
+        bucket_bytes: largest size in bytes of a bucket of leaves below 1 MiB; 32 MiB by default.
+
+    Raises:
+        StructureError, FormatError: as for :func:`all_reduce`.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> td = TensorDict({"a": torch.arange(3)})
+    >>> td.reduce(0, dist.ReduceOp.MAX)
+    >>> td["a"]
+    tensor([0, 1, 2])
+    >>> dist.destroy_process_group()
+    """
     among, op = Group(group), dist.ReduceOp.SUM if op is None else op
     receives = among.rank == among.rank_of(dst)
     leaves, place = _agree(self, among, op, f"reduce to rank {dst} with bucket_bytes={bucket_bytes}")

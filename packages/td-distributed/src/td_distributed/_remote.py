@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from td_core import TensorCollection
 from td_core.errors import FormatError, StructureError
-from td_core.plugins.declarations import implements, implements_classmethod
-from td_core.plugins.distributed_methods import DistributedMethods
+from td_core.typing import DeviceType
 
 from . import _send_paths, _wire
 from ._collectives import Payload, broadcast_from, receive
@@ -18,9 +19,38 @@ from ._group import FAILED, MARK, Group, check_mark, device_of
 from ._memory import get_bytes, make_vector
 from ._p2p import Channel
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
-@implements(DistributedMethods.init_remote)
-def init_remote(self, dst, group, device, use_broadcast):
+#: Default of the largest accepted size in bytes.
+LIMIT = 1 << 36
+
+
+def init_remote(
+    self: TensorCollection,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    device: DeviceType | None = None,
+    use_broadcast: bool = False,
+) -> None:
+    """Send structure and content to a process that calls :func:`from_remote_init`.
+
+    For a memory-mapped collection below the receiver's ``root``, only the path of its files is sent.
+
+    Args:
+        dst: rank of the receiver in the global group; with ``use_broadcast`` any of the receivers, or None.
+        group: the process group; None is the global one.
+        device: move the collection to this device before sending.
+        use_broadcast: send to all other ranks of the group, which all call :func:`from_remote_init`.
+
+    Raises:
+        StructureError: a leaf cannot be sent, or the receiver refused the size.
+        ValueError: ``dst`` is not a rank of the group.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> TensorDict({"a": torch.arange(3)}).init_remote(use_broadcast=True)  # to no other rank
+    >>> dist.destroy_process_group()
+    """
     link = _Link(group, dst, use_broadcast, dist.get_rank())
     if link.peer is not None and device is None and (folder := _send_paths.get_folder(self)) is not None:
         link.send(link.group.numbers(_send_paths.ASKS, 0, 0))
@@ -39,8 +69,51 @@ def init_remote(self, dst, group, device, use_broadcast):
     link.send(parcel.data, *parcel.parts)
 
 
-@implements_classmethod(DistributedMethods.from_remote_init)
-def from_remote_init(cls, src, group, device, use_broadcast, limit, *, root):
+def from_remote_init(
+    src: int,
+    group: ProcessGroup | None = None,
+    device: DeviceType | None = None,
+    use_broadcast: bool = False,
+    limit: int = LIMIT,
+    *,
+    root: str | Path | None = None,
+) -> TensorCollection:
+    """Receive the collection that the rank ``src`` sends with :func:`init_remote`, and return it.
+
+    Nothing is unpickled or imported: only classes that this process has defined are used.
+
+    Args:
+        src: rank of the sender in the global group.
+        group: the process group; None is the global one.
+        device: device of the result; by default the one that the backend uses for messages.
+        use_broadcast: the same as for the sender.
+        limit: largest accepted size in bytes; if it is exceeded, the sender raises too.
+        root: folder that both processes can read. The sender of a memory-mapped collection below it sends the path
+            instead of the bytes; the result maps the files privately, so writing it does not change them. It cannot
+            be combined with ``use_broadcast``.
+
+    Raises:
+        FormatError: the announced size exceeds ``limit``, the message is damaged, or a path is outside of ``root``.
+        StructureError: the sender could not send the collection.
+        MissingPluginError: the message contains a path, and td-memmap is not installed.
+
+    >>> from_remote_init(src=0)["a"]  # doctest: +SKIP
+    tensor([0, 1, 2])
+    """
+    return receive_as(None, src, group, device, use_broadcast, limit, root=root)
+
+
+def receive_as(
+    cls: type | None,
+    src: int,
+    group: ProcessGroup | None = None,
+    device: DeviceType | None = None,
+    use_broadcast: bool = False,
+    limit: int = LIMIT,
+    *,
+    root: str | Path | None = None,
+) -> TensorCollection:
+    """Receive the collection of :func:`from_remote_init`, as an instance of ``cls`` if that has declared entries."""
     link = _Link(group, src, use_broadcast, src)
     if use_broadcast and root is not None:
         raise ValueError("use_broadcast sends bytes to every rank of the group, so it has no use for root")
@@ -59,12 +132,12 @@ def from_remote_init(cls, src, group, device, use_broadcast, limit, *, root):
 
 
 def _from_files(
-    length: int, link: _Link, root: str | Path | None, device: torch.device | None, cls: type | None
-) -> object:
+    length: int, link: _Link, root: str | Path | None, device: DeviceType | None, cls: type | None
+) -> TensorCollection:
     if not 0 < length <= _send_paths.LONGEST:
         raise FormatError(f"rank {link.src} announced a path of {length} bytes")
     header = bytes(get_bytes(link.recv(link.group.bytes(length).zero_())))
-    saved = _send_paths.load(root, _send_paths.parse_path(header), cls)
+    saved: TensorCollection = _send_paths.load(root, _send_paths.parse_path(header), cls)
     where = link.group.device if device is None else torch.device(device)
     return saved if where.type == "cpu" else saved.to(where)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from td_core import Serializer, hookimpl
-from td_core.plugins.declarations import implementations
+from td_core import Serializer, hookimpl, make_classmethod
 from td_core.spi import LazyFunction
 
-from . import _collectives, _consolidate, _p2p, _reduce, _remote  # noqa: F401  they implement the methods
+from ._collectives import all_gather, broadcast, gather_and_stack, scatter
+from ._consolidate import consolidate, from_consolidated, is_consolidated, load_as
+from ._p2p import irecv, isend, recv, send
+from ._reduce import all_reduce, reduce
+from ._remote import from_remote_init, init_remote, receive_as
 
 #: How zip and HDF5 files begin.
 _OTHERS = (b"PK\x03\x04", b"\x89HDF\r\n\x1a\n")
@@ -51,4 +54,20 @@ def td_serializers() -> Iterable[Serializer]:
 @hookimpl
 def td_methods() -> Mapping[str, object]:
     """Return the methods that td-distributed attaches to every collection."""
-    return implementations("td-distributed")
+    return {
+        "consolidate": consolidate,
+        "is_consolidated": is_consolidated,
+        "from_consolidated": make_classmethod(from_consolidated, with_class=load_as),
+        "send": send,
+        "recv": recv,
+        "isend": isend,
+        "irecv": irecv,
+        "init_remote": init_remote,
+        "from_remote_init": make_classmethod(from_remote_init, with_class=receive_as),
+        "broadcast": broadcast,
+        "scatter": scatter,
+        "gather_and_stack": gather_and_stack,
+        "all_gather": all_gather,
+        "all_reduce": all_reduce,
+        "reduce": reduce,
+    }

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from torch.distributed import ProcessGroup, Work
 from typing_extensions import Self
 
 from ..typing import BatchSize, DeviceType, NestedKey
@@ -34,6 +36,137 @@ class DeclaredMethods:
         batch_size: BatchSize | None = None,
     ) -> Self:
         """Convert a dataclass instance to a collection; dataclass instances in its fields become nested collections."""
+    def consolidate(
+        self,
+        filename: Path | str | None = None,
+        *,
+        num_threads: int = 0,
+        device: DeviceType | None = None,
+        non_blocking: bool = False,
+        inplace: bool = False,
+        return_early: bool = False,
+        use_buffer: bool = False,
+        share_memory: bool = False,
+        pin_memory: bool = False,
+        metadata: bool = False,
+        durable: bool = False,
+        checksums: bool = False,
+    ) -> Self:
+        """Copy the collection into one storage: return a locked collection whose leaves are views of that storage."""
+    def is_consolidated(self) -> bool:
+        """Return True if all leaves are still views of the storage that consolidation made."""
+    @classmethod
+    def from_consolidated(cls, filename: str | Path, *, verify: bool = False) -> Self:
+        """Load a collection from a consolidated file, written by td or by any release of tensordict."""
+    def send(
+        self,
+        dst: int | Any | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_dst: int | None = None,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+        wire: str = "td",
+    ) -> None:
+        """Send this collection to a process that calls :meth:`recv`."""
+    def recv(
+        self,
+        src: int | Any | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_src: int | None = None,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+        wire: str = "td",
+        root: str | Path | None = None,
+    ) -> int:
+        """Receive a collection that a process sent with :meth:`send`, into this collection in place."""
+    def isend(
+        self,
+        dst: int | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_dst: int | None = None,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        return_early: bool = False,
+        consolidated: bool = False,
+        wire: str = "td",
+    ) -> int | list[Work] | None:
+        """Start to send this collection; arguments as for :meth:`send`."""
+    def irecv(
+        self,
+        src: int | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_src: int | None = None,
+        return_premature: bool = False,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+        wire: str = "td",
+        root: str | Path | None = None,
+    ) -> tuple[int, list[Any]] | list[Any] | None:
+        """Start to receive into this collection; arguments as for :meth:`recv`."""
+    def init_remote(
+        self,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        device: DeviceType | None = None,
+        use_broadcast: bool = False,
+    ) -> None:
+        """Send structure and content to a process that calls :func:`from_remote_init`."""
+    @classmethod
+    def from_remote_init(
+        cls,
+        src: int,
+        group: ProcessGroup | None = None,
+        device: DeviceType | None = None,
+        use_broadcast: bool = False,
+        limit: int = ...,
+        *,
+        root: str | Path | None = None,
+    ) -> Self:
+        """Receive the collection that the rank ``src`` sends with :func:`init_remote`, and return it."""
+    def broadcast(
+        self, src: int, *, group: ProcessGroup | None = None, device: DeviceType | None = None
+    ) -> Self:
+        """Broadcast the collection of the rank ``src`` and return it on every rank."""
+    def scatter(
+        self,
+        src: int,
+        tensordicts: list[Any] | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        device: DeviceType | None = None,
+    ) -> Self:
+        """Scatter the list of collections of the rank ``src``: return the item of this rank."""
+    def gather_and_stack(self, dst: int, group: ProcessGroup | None = None) -> Self | None:
+        """Stack the collections of all other ranks into the collection of the rank ``dst``, in place."""
+    def all_gather(self, *, group: ProcessGroup | None = None) -> list[Any]:
+        """Gather the collections of all ranks."""
+    def all_reduce(
+        self,
+        op: object = None,
+        *,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        bucket_bytes: int | None = None,
+    ) -> Any:
+        """Reduce every leaf over all ranks, in place; non-tensor data is not changed."""
+    def reduce(
+        self,
+        dst: int,
+        op: Any = None,
+        async_op: bool = False,
+        return_premature: bool = False,
+        group: ProcessGroup | None = None,
+        *,
+        bucket_bytes: int | None = None,
+    ) -> Any:
+        """Reduce every leaf over all ranks into the collection of the rank ``dst``, in place; other ranks keep theirs."""
     def to_safetensors(self, path: str | os.PathLike[str], **options: object) -> Self:
         """Save the collection as a safetensors file; see :func:`td_safetensors.save`."""
     @classmethod

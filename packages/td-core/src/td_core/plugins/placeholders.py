@@ -14,6 +14,10 @@ PROVIDED = {
         "attrs", "get_non_tensor", "set_non_tensor", "is_non_tensor", "non_tensor_items", "filter_non_tensor_data",
         "from_dataclass",
     ),
+    "td-distributed": (
+        "consolidate", "is_consolidated", "from_consolidated", "send", "recv", "isend", "irecv", "init_remote",
+        "from_remote_init", "broadcast", "scatter", "gather_and_stack", "all_gather", "all_reduce", "reduce",
+    ),
     "td-safetensors": ("to_safetensors", "from_safetensors"),
     "td-hdf5": ("to_h5", "from_h5"),
     "td-zarr": ("to_zarr", "from_zarr"),

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from ..errors import PluginError
 from .declarations import DECLARATIONS, Declaration, unwrap_member
-from .distributed_methods import DistributedMethods
 from .memmap_methods import MemmapMethods
 from .methods import DeclaredMethods
 from .placeholders import METHODS
@@ -20,7 +19,7 @@ from .placeholders import METHODS
 __all__ = ["SiblingMethods", "attach", "detach"]
 
 
-class SiblingMethods(MemmapMethods, DistributedMethods, DeclaredMethods):
+class SiblingMethods(MemmapMethods, DeclaredMethods):
     """The methods that packages of the project provide; other plugins add theirs here."""
 
     __slots__ = ()
