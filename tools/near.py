@@ -78,12 +78,12 @@ def measure_distances(changed: Iterable[str]) -> dict[str, int]:
 
 
 def rank(changed: list[Path]) -> list[Near]:
-    """Return the tests that can see a change, nearest first; those that name most of the changed functions before others."""
+    """Return the tests that can see a change, nearest first; of equals, those that name most of the changed functions."""
     paths = {path: f"{package}.{name}" for package in SOURCES for name, path in modules(package).items()}
     sources = {path: paths[path] for path in changed if path in paths}
     distances = measure_distances(sources.values())
     named = {
-        f"test_{module.rpartition('.')[2].lstrip('_')}.py": far for module, far in [*distances.items()][::-1]
+        f"test_{module.rpartition('.')[2].strip('_')}.py": far for module, far in [*distances.items()][::-1]
     }
     owners = {path.relative_to(ROOT).parts[1] for path in sources}
     tests = [*ROOT.glob("packages/*/tests/**/test_*.py"), *ROOT.glob("tests/test_*.py")]
@@ -92,6 +92,7 @@ def rank(changed: list[Path]) -> list[Near]:
         name for path in sources for name in re.findall(r"(?:def|class) (\w+)", path.read_text("utf-8"))
     }
     weights = {name: 1 / max(1, sum(name in found for found in words.values())) for name in defined}
+    parts = {part for name in defined for part in name.split("_")}
     ranked = []
     for test in tests:
         seen = {resolve(found.target) for found in read_imports(test)} & distances.keys()
@@ -99,7 +100,8 @@ def rank(changed: list[Path]) -> list[Near]:
         distance = 0 if test in changed else min([*steps, named.get(test.name, FAR)])
         if distance < FAR and not (distance and SLOW.search(test.name)):
             foreign = test.relative_to(ROOT).parts[1] not in owners
-            relevance = -sum(weights[name] for name in words[test] & defined)
+            subjects = set(test.stem.split("_")) & parts
+            relevance = -len(subjects) - sum(weights[name] for name in words[test] & defined)
             ranked.append(Near(min(distance, INDIRECT), foreign, relevance, test))
     return sorted(ranked)
 

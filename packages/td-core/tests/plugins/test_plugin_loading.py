@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-import td_core.__main__
 from td_core import (
     TensorDict,
     hookimpl,
@@ -350,12 +349,3 @@ def test_main_plugins_prints_every_plugin(fakes: Fakes) -> None:
     assert re.match(
         r"unwanted +unwanted +1\.0 +blocked: TD_PLUGINS leaves it out +- +0\.0 ms$", rows["unwanted"]
     )
-
-
-def test_main_plugins_without_plugins_prints_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(td_core.__main__, "plugins", list)
-    monkeypatch.setattr(sys, "argv", ["td_core", "plugins"])
-    td_core.__main__.main()
-    assert capsys.readouterr().out == "no plugins are installed\n"
