@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core._functions.locking import do_nothing, undo_on_exit, write_back_on_exit
 from td_core._python.collector import pause_collector
 from td_core.errors import LockedError, StructureError
@@ -84,6 +84,34 @@ def test_nested_blocks_undo_innermost_first(outer: str, inner: str) -> None:
     with UNDOABLE[outer](td) as first, UNDOABLE[inner](first) as second:
         second["x"] = second["x"] * 2
     assert torch.equal(td["x"], make_rows()["x"] * 2)
+
+
+#: Sources whose flattened keys a nested block writes back, with the same keys in all members or not.
+NESTED: dict[str, Callable[[], Any]] = {
+    "dense": make_rows,
+    "locked": lambda: make_rows().lock_(),
+    "flat_keys": lambda: make_rows().flatten_keys("."),
+    "lazy": lambda: LazyStackedTensorDict(make_rows(), make_rows()),
+    "uneven": lambda: LazyStackedTensorDict(
+        make_rows(), make_rows().update({"n": {"new": torch.ones(2, 4)}})
+    ),
+    "uneven_flat_keys": lambda: LazyStackedTensorDict(
+        make_rows().flatten_keys("."), make_rows().update({"n": {"new": torch.ones(2, 4)}}).flatten_keys(".")
+    ),
+    "parameters": lambda: TensorDictParams(make_rows(), no_convert=True),
+}
+
+
+@pytest.mark.parametrize("inner", ["flatten_keys", "view", "permute", "unsqueeze", "flip"])
+@pytest.mark.parametrize("kind", NESTED)
+def test_block_below_flatten_keys_block_writes_to_keys_of_source(kind: str, inner: str) -> None:
+    td, before = NESTED[kind](), NESTED[kind]()
+    last = (lambda td: td.permute(*reversed(range(td.ndim)))) if inner == "permute" else UNDOABLE[inner]
+    with td.flatten_keys(".") as first, last(first) as second:
+        second.apply_(lambda leaf: leaf.mul_(2)) if kind == "locked" else second.update(second * 2)
+    for node, old in td._zip_members(before):
+        assert set(node.keys(True, True)) == set(old.keys(True, True))
+        assert all(torch.equal(node[key], old[key] * 2) for key in old.keys(True, True))
 
 
 def test_block_of_lock_and_unlock_restores_each_state() -> None:

@@ -502,7 +502,12 @@ def _write_back_rest(owner: Core, result: Core) -> None:
 
 
 def _write_back_flat(owner: Core, result: Any, separator: str) -> None:
-    """Write entries under flat keys back under nested keys."""
+    """Write entries under flat keys back under nested keys, or where the owner has a flat key, under this."""
+    keys = {key for holder in list_holders(owner) for key in holder._children()}
+    kept = [key for key in keys if separator in key]
+    if kept:
+        _write_back(owner, result.select(*kept, strict=False))
+        result = result.exclude(*kept)
     _write_back(owner, result.unflatten_keys(separator))
 
 
