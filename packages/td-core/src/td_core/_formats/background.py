@@ -96,13 +96,14 @@ def run_parallel(work: Sequence[Callable[[], object]], num_threads: int) -> None
             future.result()
 
 
-def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
+def make_reporter(progress: Progress, total: int, what: str, unit: str = "bytes") -> Callable[[int], None]:
     """Return a thread-safe function that takes the number of bytes just processed.
 
     Args:
         progress: the option of the format: False, True for a progress bar, or a function of (bytes done, total bytes).
         total: number of bytes of the whole operation.
         what: name of the operation, shown beside the bar.
+        unit: what is counted, if it is not bytes.
 
     >>> report = make_reporter(lambda done, total: print(done, "of", total), 3, "save")
     >>> report(2), report(1)
@@ -113,7 +114,7 @@ def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], 
     if progress is False:
         return lambda amount: None
     lock, done = threading.Lock(), 0
-    show = _make_bar(total, what) if progress is True else progress
+    show = _make_bar(total, what, unit) if progress is True else progress
 
     def report(amount: int) -> None:
         nonlocal done
@@ -124,17 +125,17 @@ def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], 
     return report
 
 
-def _make_bar(total: int, what: str) -> Callable[[int, int], object]:
+def _make_bar(total: int, what: str, unit: str) -> Callable[[int, int], object]:
     try:
         from tqdm import tqdm
     except ImportError:
         return lambda done, total: print(
-            f"\r{what}: {done} of {total} bytes",
+            f"\r{what}: {done} of {total} {unit}",
             end="" if done < total else "\n",
             file=sys.stderr,
             flush=True,
         )
-    bar = tqdm(total=total, desc=what, unit="B", unit_scale=True)
+    bar = tqdm(total=total, desc=what, unit="B" if unit == "bytes" else unit, unit_scale=True)
 
     def show(done: int, total: int) -> None:
         bar.update(done - bar.n)

@@ -201,7 +201,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[object]]
                 add_value(value)
             elif (type(entry) is kind and type(value) in (kind, dict)) or (is_node(entry) and is_node(value)):
                 todo.append((entry, value))
-            elif (entry := _as_plain(entry, value)) is not None:
+            elif (entry := as_plain(entry, value)) is not None:
                 add(entry)
                 add_value(value)
             else:
@@ -209,7 +209,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[object]]
     return targets, values
 
 
-def _as_plain(entry: Any, value: object) -> Tensor | None:
+def as_plain(entry: Any, value: object) -> Tensor | None:
     """Return a plain view of a leaf of a subclass, such as a memory-mapped one, if writing to it is the same; else None."""
     kind = type(entry)
     if (

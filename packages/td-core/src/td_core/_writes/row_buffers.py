@@ -1,0 +1,86 @@
+"""Rows of one collection in another: the strict comparison of their metadata, and copies into leaves that are kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._plans.index import plan_index
+from .._torch.private import without_torch_function
+from .._tree.buffers import index_leaves, is_stored
+from .._tree.node import Core
+from ..errors import StructureError
+from .check import describe_leaf
+from .pair import as_plain
+from .run import copy_all
+
+
+def check_rows(storage: Core, rows: Core) -> None:
+    """Raise StructureError unless both have the same keys, dtypes and shapes of a row; nothing is read, or cast.
+
+    Args:
+        storage: a collection whose first batch dim counts rows.
+        rows: rows to be written to it, or to be joined with it.
+
+    >>> check_rows(TensorDict({"a": torch.zeros(9, 2)}, [9]), TensorDict({"a": torch.zeros(3, 2)}, [3]))
+    >>> check_rows(TensorDict({"a": torch.zeros(9)}, [9]), TensorDict({"a": torch.arange(3)}, [3]))
+    Traceback (most recent call last):
+        ...
+    td_core.errors.StructureError: key 'a' has dtype torch.float32 and rows of shape []; the other rows have torch.int64 and []
+    """
+    if not rows.batch_size or storage.batch_size[1:] != rows.batch_size[1:]:
+        raise StructureError(
+            f"rows have the batch size {['n', *storage.batch_size[1:]]}; that of the other rows is {list(rows.batch_size)}"
+        )
+    left: list[Tensor] = []
+    right: list[Tensor] = []
+    storage._zip_leaves(rows, left, right)
+    for mine, other in zip(left, right, strict=True):
+        if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
+            raise StructureError(
+                f"{describe_leaf(storage, mine)} has dtype {mine.dtype} and rows of shape {list(mine.shape[1:])}; the "
+                f"other rows have {other.dtype} and {list(other.shape[1:])}"
+            )
+
+
+def take_into(data: Core, positions: Tensor, out: Core) -> None:
+    """Write the rows of a collection at positions into the leaves of another one, which has as many rows.
+
+    Leaves in memory are gathered without a copy between; stored leaves are read together, and copied.
+
+    Args:
+        data: the collection, whose first batch dim counts rows.
+        positions: a vector of int64.
+        out: rows of the same keys, dtypes and shapes, in contiguous memory.
+
+    >>> out = TensorDict({"a": torch.zeros(2)}, [2])
+    >>> take_into(TensorDict({"a": torch.tensor([5.0, 6.0, 7.0])}, [3]), torch.tensor([2, 0]), out)
+    >>> out["a"]
+    tensor([7., 5.])
+    """
+    if len(out.batch_size) < 1 or out.batch_size[0] != len(positions):
+        raise StructureError(f"out has the batch size {list(out.batch_size)}, for {len(positions)} positions")
+    check_rows(data, out)
+    targets: list[Tensor] = []
+    sources: list[Tensor] = []
+    out._zip_leaves(data, targets, sources)
+    if any(map(is_stored, sources)) or not all(map(_can_select, sources, targets)):
+        taken = index_leaves(data, plan_index(data.batch_size, positions))
+        sources = []
+        out._flatten_other(taken, sources)
+        copy_all(targets, sources)
+        return
+    with torch.no_grad(), without_torch_function():
+        for source, target in zip(sources, targets):
+            torch.index_select(source, 0, positions, out=target)
+
+
+def _can_select(source: Tensor, target: Tensor) -> bool:
+    """Return True if torch can gather the rows of a leaf into another one."""
+    return (
+        (type(source) is Tensor or as_plain(source, target) is not None)
+        and type(target) is Tensor
+        and source.layout is torch.strided
+        and target.is_contiguous()
+        and source.device == target.device
+    )

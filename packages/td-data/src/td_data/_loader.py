@@ -1,0 +1,306 @@
+"""``Loader``: iterate over batches of whole rows, read ahead in threads or processes, with a position that is saved."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from td_core.spi import make_reporter
+from td_core.typing import DeviceType, Progress
+
+from ._blocks import BlockSampler
+from ._device_buffers import DeviceCopies
+from ._position import Position, Split, Step
+from ._process_engine import Fetched, NumberedBatches, ProcessEngine, get_view, keep
+from ._reading import Reader, Task, WindowReader, make_positions
+from ._samplers import RandomSampler, Sampler, SequentialSampler, check_seed
+from ._threads import Failure, ThreadEngine
+
+
+class Loader:
+    """Iterate over the batches of a view: each iteration is one epoch, of batches that are read ahead.
+
+    The order of the rows depends on the sampler, its seed and the epoch only, not on threads, workers or ranks. The state is
+    the position after the last batch that was given out; from it, the loader gives exactly the batches that are left,
+    also with another number of ranks, threads or workers, or another batch size.
+
+    Args:
+        data: a view: a collection, ``Concat``, ``Slices``, ``Packed``, or any object with ``len()`` and
+            ``view[positions]``, which takes a vector of int64 and returns a batch.
+        batch_size: rows of a batch on each rank.
+        sampler: the order of the rows; by default their own order.
+        shuffle: True for the order of ``RandomSampler(data, seed=seed)``.
+        seed: seed of the order, and of the generators of the transform.
+        drop_last: leave out the rows after the last whole batch of all ranks.
+        even: fill the last batch with first rows of the epoch, so that all ranks get the same number of rows. False gives
+            no row twice, so that ranks get fewer rows, or one batch less.
+        transform: function of a batch, called where it is read. If it has a parameter ``generator``, it gets one whose seed
+            depends on the seed, the epoch, the batch and the rank only.
+        device: device to which batches are copied; from pinned memory and beside the computation for a CUDA device.
+        prefetch: batches that are ready or under way ahead of the consumer; 0 reads in the thread of the consumer.
+        num_threads: batches that are read at the same time; more than one are faster for stores with latency or codecs.
+        num_workers: worker processes in place of threads, for transforms in Python that take long.
+        multiprocessing_context: how workers start: ``"fork"``, ``"spawn"``, ``"forkserver"`` or a context.
+        timeout: seconds without a batch after which TimeoutError is raised.
+        rank: number of this rank; by default that of ``torch.distributed``, if it is initialised.
+        world_size: number of ranks; by default that of ``torch.distributed``.
+        progress: True for a progress bar of the rows of an epoch, or a function of (rows done, rows).
+
+    >>> from td_data import Loader
+    >>> data = TensorDict({"x": torch.arange(6.0), "y": torch.arange(6)}, batch_size=[6])
+    >>> loader = Loader(data, batch_size=4, shuffle=True, seed=1)
+    >>> first = next(iter(loader))
+    >>> state = loader.state_dict()
+    >>> again = Loader(data, batch_size=4, shuffle=True, seed=1)
+    >>> again.load_state_dict(state)
+    >>> [rest] = again
+    >>> sorted([*first["y"].tolist(), *rest["y"].tolist()])
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        sampler: Sampler | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        even: bool = True,
+        transform: Callable[..., Any] | None = None,
+        device: DeviceType | None = None,
+        prefetch: int = 2,
+        num_threads: int = 1,
+        num_workers: int = 0,
+        multiprocessing_context: Any = None,
+        timeout: float | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        progress: Progress = False,
+    ) -> None:
+        self._split = Split(batch_size, drop_last, even, rank, world_size)
+        self._split.check()
+        self._limit = _check_view(data)
+        self._data, self._seed, self._transform = data, check_seed(seed), transform
+        self._sampler = _choose_sampler(data, sampler, shuffle, seed, self._limit)
+        self._prefetch, self._num_threads, self._num_workers = prefetch, num_threads, num_workers
+        self._context, self._timeout, self._progress = multiprocessing_context, timeout, progress
+        self._check_reading()
+        self._copies = None if device is None else DeviceCopies(torch.device(device))
+        self._position = Position(self._sampler)
+        self._current: weakref.ref[_Batches] | None = None
+
+    def _check_reading(self) -> None:
+        for name, value, least in (
+            ("prefetch", self._prefetch, 0),
+            ("num_threads", self._num_threads, 1),
+            ("num_workers", self._num_workers, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is an integer of {least} or more; got {value!r}")
+        if self._transform is not None and not callable(self._transform):
+            raise TypeError(f"transform is a function of a batch; got {type(self._transform).__name__}")
+        if self._timeout is not None and not self._timeout > 0:
+            raise ValueError(f"timeout is a number of seconds above 0; got {self._timeout!r}")
+        if not self._prefetch and (self._num_workers or self._num_threads > 1 or self._timeout is not None):
+            raise ValueError(
+                "prefetch=0 reads in the thread of the consumer; num_threads, num_workers and timeout need prefetch >= 1"
+            )
+        if self._num_workers and self._num_threads > 1:
+            raise ValueError("num_workers and num_threads exclude each other: workers read one batch each")
+        if self._context is not None and not self._num_workers:
+            raise ValueError("multiprocessing_context needs num_workers >= 1")
+        if self._num_workers and isinstance(self._sampler, BlockSampler):
+            raise ValueError(
+                "a BlockSampler keeps its windows in the memory of this process, where worker processes do not see them: "
+                "use num_threads= in place of num_workers="
+            )
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch."""
+        return self._position.epoch
+
+    @property
+    def rows(self) -> int:
+        """Rows of that epoch that were given out, on all ranks together."""
+        return self._position.rows
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch on this rank."""
+        return self._position.count_batches(self._split)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch, or go on after ``load_state_dict`` or an error; ends an iteration that runs."""
+        self.close("another iteration of this loader has begun")
+        batches = _Batches(self)
+        self._current = weakref.ref(batches)
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch that was given out, as numbers and strings; all ranks have the same."""
+        return self._position.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a saved position: the next iteration goes on there.
+
+        Raises:
+            ValueError: the state is one of data of another length, or of another sampler or seed.
+        """
+        self.close("another position was loaded")
+        self._position.load_state_dict(state_dict)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration begin an epoch; the position in that epoch, if it was loaded, remains."""
+        self._position.set_epoch(epoch)
+
+    def as_dataloader(self, **options: Any) -> DataLoader[Any]:
+        """Return a ``DataLoader`` of torch with the same order and position, for programs that accept no other loader.
+
+        Args:
+            **options: further arguments of ``DataLoader``, such as ``num_workers``.
+
+        >>> from td_data import Loader
+        >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
+        >>> [batch["x"].tolist() for batch in Loader(data, 4).as_dataloader()]
+        [[0, 1, 2, 3], [4, 5]]
+        """
+        batches = NumberedBatches(self._sampler, self._split, self._position)
+        data = Fetched(self._data, self._transform, self._seed)
+        return DataLoader(data, batch_sampler=batches, collate_fn=keep, **options)
+
+    def close(self, _why: str = "its loader was closed") -> None:
+        """End threads and workers now; a later iteration begins new ones."""
+        current = self._current() if self._current is not None else None
+        if current is not None:
+            current.end(_why)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_view(data: Any) -> int | None:
+    """Return the length of a view, or None if it has none; TypeError if the object cannot be indexed."""
+    if not hasattr(type(data), "__getitem__"):
+        raise TypeError(
+            f"a view has len() and view[positions]; {type(data).__name__} cannot be indexed: prefetch() runs an iterator"
+        )
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _choose_sampler(data: Any, sampler: Sampler | None, shuffle: bool, seed: int, limit: int | None) -> Sampler:
+    if sampler is not None and shuffle:
+        raise ValueError("sampler and shuffle exclude each other: the sampler decides the order")
+    if sampler is None:
+        if limit is None:
+            raise TypeError(f"{type(data).__name__} has no length: give a sampler, which has one")
+        return RandomSampler(data, seed=seed) if shuffle else SequentialSampler(data)
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"sampler is a td_data.Sampler; got {type(sampler).__name__}")
+    sampler._bind(data)
+    if limit is not None and sampler._get_reach() > limit:
+        raise ValueError(f"the {type(sampler).__name__} is for {sampler._get_reach()} rows, but the data has {limit}")
+    return sampler
+
+
+class _Batches(Iterator[Any]):
+    """One iteration of a loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._position, self._copies = loader._position, loader._copies
+        self._why: str | None = None
+        steps = self._position.begin(loader._split)
+        epoch = self._position.epoch
+        view = get_view(loader._data, epoch)
+        reader = Reader(view, loader._transform, loader._seed, bool(loader._num_workers))
+        depth = loader._prefetch + loader._num_threads - 1
+        sampler, threads = loader._sampler, loader._num_threads if loader._prefetch else 0
+        order = sampler.order(epoch)
+        self._windows: WindowReader | None = None
+        if isinstance(sampler, BlockSampler):
+            self._windows = WindowReader(view, sampler, order, threads)
+            tasks: Iterator[Task] = map(self._windows.make_task, steps)
+        else:
+            tasks = map(partial(_make_task, sampler, order, loader._limit), steps)
+        self._engine: ThreadEngine[Task] | ProcessEngine
+        if loader._num_workers:
+            self._engine = ProcessEngine(
+                tasks, reader, loader._num_workers, loader._prefetch, loader._context, loader._timeout
+            )
+        else:
+            if self._copies is not None:
+                self._copies.prepare(reader, depth + 1)
+            self._engine = ThreadEngine(tasks, reader, threads, depth, loader._timeout)
+        self._report = make_reporter(loader._progress, len(sampler), "epoch", "rows")
+        if self._position.rows:
+            self._report(self._position.rows)
+        self._ahead: tuple[Task, Any] | None = None
+
+    def __next__(self) -> Any:
+        if self._why is not None:
+            if self._why:
+                raise RuntimeError(f"this iteration is over: {self._why}")
+            raise StopIteration
+        try:
+            held = self._ahead or self._start_copy()
+            if held is None:
+                self.end("")
+                raise StopIteration
+            self._ahead = None
+            if self._copies is not None and self._engine.has_next():
+                self._ahead = self._start_copy()
+        except Failure as failure:
+            self._position.is_kept = True
+            self.end("it had an error; iterate over the loader again to go on")
+            error, task = failure.error, failure.task
+            if isinstance(task, Task):
+                _add_note(error, task)
+            if isinstance(error, StopIteration):
+                raise RuntimeError("reading a batch raised StopIteration") from error
+            raise error from error.__cause__
+        task, batch = held
+        if self._copies is not None:
+            batch = self._copies.finish(batch)
+        self._position.advance(task.step)
+        self._report(task.step.stop - task.step.start)
+        return batch
+
+    def _start_copy(self) -> tuple[Task, Any] | None:
+        found = self._engine.get_next()
+        if found is None or self._copies is None:
+            return found
+        return found[0], self._copies.start(found[1])
+
+    def end(self, why: str) -> None:
+        """End threads and workers; the iterator cannot be used further."""
+        if self._why is None:
+            self._why = why
+            self._engine.close()
+            if self._windows is not None:
+                self._windows.close()
+
+
+def _make_task(sampler: Sampler, order: Callable[[int, int], torch.Tensor], limit: int | None, step: Step) -> Task:
+    return Task(step, make_positions(sampler, order, step, limit))
+
+
+def _add_note(error: BaseException, task: Task) -> None:
+    shown = ", ".join(map(str, task.positions[:4].tolist()))
+    note = f"in epoch {task.step.epoch}, batch {task.step.number}, with the positions {shown}, ..."
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(note)

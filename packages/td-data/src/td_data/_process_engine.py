@@ -1,0 +1,192 @@
+"""Worker processes of torch that read batches in our order, and a ``DataLoader`` of the same order."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Sampler as TorchSampler
+
+from td_core.errors import WorkerError
+
+from ._position import Position, Split, Step
+from ._reading import Reader, Task
+from ._samplers import Batches, Sampler
+from ._threads import Failure
+
+
+class ProcessEngine:
+    """Reads tasks in worker processes of a ``DataLoader``, and gives the results out in the order of the tasks.
+
+    Args:
+        tasks: made in this process.
+        reader: makes the result of a task.
+        num_workers: number of processes.
+        prefetch: results that are ready or under way ahead of the consumer.
+        context: how workers start; None for the way of torch.
+        timeout: seconds to wait for a result.
+    """
+
+    def __init__(
+        self, tasks: Iterator[Task], reader: Reader, num_workers: int, prefetch: int, context: Any, timeout: float | None
+    ) -> None:
+        self._sent: deque[Task] = deque()
+        self._error: Exception | None = None
+        loader: DataLoader[Any] = DataLoader(
+            reader,  # type: ignore[arg-type]  any object with __getitem__ is a data set
+            batch_size=None,
+            sampler=self._send(tasks),
+            num_workers=num_workers,
+            prefetch_factor=-(-prefetch // num_workers),
+            collate_fn=keep,
+            multiprocessing_context=context,
+            timeout=timeout or 0,
+        )
+        try:
+            self._results: Iterator[Any] | None = iter(loader)
+        except Exception as error:
+            self._name_unpicklable(reader, loader.multiprocessing_context)
+            raise error
+
+    def _send(self, tasks: Iterator[Task]) -> Any:
+        """Return an iterable of the tasks that notes which were sent; an error of a task ends it."""
+        return _Sent(tasks, self._sent, self._keep_error)
+
+    def _keep_error(self, error: Exception) -> None:
+        self._error = error
+
+    def _name_unpicklable(self, reader: Reader, context: Any) -> None:
+        if context is None and get_context().get_start_method() == "fork":
+            return
+        for name, part in (("data", reader.view), ("transform", reader.transform)):
+            try:
+                ForkingPickler.dumps(part)
+            except Exception as error:
+                raise TypeError(
+                    f"{name} cannot be sent to a worker process: {error}; a worker imports functions and classes by name"
+                ) from error
+
+    def get_next(self) -> tuple[Task, object] | None:
+        """Return the next task and its result, or None after the last; raise Failure if it has an error."""
+        if self._results is None:
+            return None
+        try:
+            is_read, value = next(self._results)
+        except StopIteration:
+            if self._error is not None:
+                raise Failure(None, self._error) from None
+            return None
+        except RuntimeError as error:
+            task = self._sent[0] if self._sent else None
+            raise Failure(task, self._explain(error)) from error
+        task = self._sent.popleft()
+        if not is_read:
+            raise Failure(task, value)
+        return task, value
+
+    def _explain(self, error: RuntimeError) -> Exception:
+        """Return the error of a worker that was killed, or that did not answer in time."""
+        text = str(error)
+        if "timed out" in text:
+            return TimeoutError(f"no batch from a worker process: {text}")
+        killed = re.search(r"killed by signal: (.*?)\.?\s", text + " ")
+        workers = getattr(self._results, "_workers", ())
+        codes = [code for worker in workers if (code := worker.exitcode)]
+        names = [signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes]
+        if killed is None and not names and "exited unexpectedly" not in text:
+            return error
+        why = ", ".join(names) or (killed.group(1) if killed else "unknown")
+        more = ""
+        if "SIGBUS" in why or "Bus error" in why:
+            more = "; shared memory is full: enlarge /dev/shm, or use num_threads= in place of num_workers="
+        return WorkerError(f"a worker process died ({why}){more}")
+
+    def has_next(self) -> bool:
+        """Return False: torch does not say whether a result is ready."""
+        return False
+
+    def close(self) -> None:
+        """End the worker processes."""
+        results, self._results = self._results, None
+        stop = getattr(results, "_shutdown_workers", None)
+        if stop is not None:
+            stop()
+
+
+class _Sent(TorchSampler[Task]):
+    """The tasks as the sampler of a ``DataLoader``."""
+
+    def __init__(self, tasks: Iterator[Task], sent: deque[Task], fail: Callable[[Exception], None]) -> None:
+        self._tasks, self._sent, self._fail = tasks, sent, fail
+
+    def __iter__(self) -> Iterator[Task]:
+        try:
+            for task in self._tasks:
+                self._sent.append(task)
+                yield task
+        except Exception as error:
+            self._fail(error)
+
+
+class NumberedBatches(Batches):
+    """Batches whose lists carry the batch that they are, for the views and generators of epochs."""
+
+    def __init__(self, sampler: Sampler, split: Split, position: Position) -> None:
+        super().__init__(sampler, split)
+        self._position = position
+
+    def _make_batch(self, step: Step, positions: list[int]) -> list[int]:
+        return _Numbered(step, positions)
+
+
+class _Numbered(list[int]):
+    def __init__(self, step: Step, positions: list[int]) -> None:
+        super().__init__(positions)
+        self.step = step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Numbered, (self.step, [*self])
+
+
+class Fetched:
+    """The data set of a ``DataLoader``, which reads each batch with one index.
+
+    Args:
+        view: the data.
+        transform: function of a batch, or None.
+        seed: seed of the generators.
+    """
+
+    def __init__(self, view: Any, transform: Callable[..., Any] | None, seed: int) -> None:
+        self._view, self._transform, self._seed = view, transform, seed
+        self._held: tuple[int, Reader] | None = None
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._view[index]
+
+    def __getitems__(self, indices: _Numbered) -> Any:
+        """Return a batch."""
+        epoch = indices.step.epoch
+        if self._held is None or self._held[0] != epoch:
+            self._held = epoch, Reader(get_view(self._view, epoch), self._transform, self._seed)
+        return self._held[1](Task(indices.step, torch.tensor(indices, dtype=torch.int64)))
+
+
+def get_view(data: Any, epoch: int) -> Any:
+    """Return the view of an epoch."""
+    return data.at_epoch(epoch) if hasattr(data, "at_epoch") else data
+
+
+def keep(batch: Any) -> Any:
+    """Return a batch, as the ``collate_fn`` of a ``DataLoader``."""
+    return batch

@@ -1,0 +1,289 @@
+"""``ReplayBuffer``: a ring of rows on any storage, which is written in order and sampled at random."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import TensorDict, is_tensor_collection, load, save
+from td_core import open as open_collection
+from td_core.spi import check_rows, is_stored
+from td_core.typing import DeviceType
+
+from ._order import make_generator, mix
+from ._ring_counters import RingCounters
+from ._ring_samplers import RingSampler
+from ._samplers import check_count, check_seed
+
+
+class ReplayBuffer:
+    """A ring of rows on any storage: new rows replace the oldest ones, and batches are drawn from those that are there.
+
+    A row has the *number* of its write: the first row that was ever written is number 0. ``extend`` returns numbers, the
+    entry ``"index"`` of a batch has them, and ``buffer[numbers]`` reads them. So a priority for a row that was overwritten
+    since is left out, and not given to the row that replaced it.
+
+    Args:
+        storage: a collection whose first batch dim is the capacity: in memory, shared, memory-mapped or stored. An integer
+            is a capacity, for memory that is allocated like the first rows.
+        sampler: ``PrioritizedSampler`` or ``SliceSampler``; by default any rows, with replacement.
+        batch_size: rows, or slices, of a batch.
+        seed: seed of the draws.
+        path: file of counters for other processes: one writer and any number of readers, each with a buffer of its own on the
+            same storage and path. A row is whole for all of them, also if the writer is killed at any time.
+
+    >>> from td_data import ReplayBuffer
+    >>> buffer = ReplayBuffer(3, batch_size=2)
+    >>> buffer.extend(TensorDict({"reward": torch.arange(5.0)}, batch_size=[5]))
+    tensor([0, 1, 2, 3, 4])
+    >>> len(buffer), buffer[4]["reward"]
+    (3, tensor(4.))
+    >>> sorted(buffer.sample().keys())
+    ['index', 'reward']
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        *,
+        sampler: RingSampler | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.rows: Any = None if isinstance(storage, int) else storage
+        if self.rows is not None and not (is_tensor_collection(storage) and storage.batch_size):
+            raise TypeError(f"storage is a capacity, or a collection with batch dims; got {type(storage).__name__}")
+        self.capacity: int = check_count(storage if self.rows is None else storage.batch_size[0], "the capacity")
+        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
+        if sampler is not None and not isinstance(sampler, RingSampler):
+            raise TypeError(
+                f"sampler is a PrioritizedSampler or SliceSampler; got {type(sampler).__name__}, which is for a Loader"
+            )
+        self._sampler = RingSampler() if sampler is None else sampler
+        self._sampler.start(self.capacity)
+        self._generator = make_generator(mix(check_seed(seed), "replay"))
+        if self.rows is None and path is not None:
+            raise ValueError("path needs a storage that other processes can open; got a capacity")
+        self._check_storage()
+        is_shared = self.rows is not None and bool(self.rows.is_shared())
+        self._counters = RingCounters(
+            self.capacity, None if path is None else os.fspath(path), is_shared, not self._stored
+        )
+
+    def _check_storage(self) -> None:
+        leaves = [] if self.rows is None else self.rows.values(True, True)
+        self._stored = [leaf for leaf in leaves if is_stored(leaf)]
+        if self.rows is not None and "index" in self.rows.keys():
+            raise ValueError("the storage has an entry 'index', which batches have for the numbers of their rows")
+
+    def __len__(self) -> int:
+        """Return the number of rows that are there."""
+        return max(self._counters.written - self._counters.low, 0)
+
+    @property
+    def write_count(self) -> int:
+        """Rows that were written since the start."""
+        return self._counters.written
+
+    def add(self, row: Any) -> int:
+        """Write one row, and return its number."""
+        return int(self.extend(row.unsqueeze(0))[0])
+
+    def extend(self, rows: Any) -> Tensor:
+        """Write rows, and return their numbers; of more rows than the capacity, the last ones are written.
+
+        Raises:
+            StructureError: keys, dtypes or shapes differ from those of the storage; nothing is written then.
+            RuntimeError: another process writes.
+        """
+        if not is_tensor_collection(rows) or not rows.batch_size:
+            raise TypeError(f"rows are a collection with batch dims; got {type(rows).__name__}: add() writes one row")
+        if self.rows is None:
+            if not len(rows):
+                return torch.empty(0, dtype=torch.int64)
+            self.rows = rows[0].expand(self.capacity, *rows.batch_size[1:]).clone()
+            self._check_storage()
+        check_rows(self.rows, rows)
+        counters, count = self._counters, len(rows)
+        counters.claim()
+        first = counters.written
+        stop = first + count
+        with counters.guard(exclusive=True):
+            counters.reserve(stop)
+            self._write(rows, max(first, stop - self.capacity), stop)
+            for leaf in self._stored:
+                leaf.flush()
+            counters.publish(stop)
+        if self._sampler.seen == first and count:
+            key = self._sampler.key
+            self._sampler.add(first, stop, None if key is None else rows.get(key))
+        return torch.arange(first, stop)
+
+    def _write(self, rows: Any, first: int, stop: int) -> None:
+        rows, place = rows[len(rows) - (stop - first) :], first % self.capacity
+        fit = min(len(rows), self.capacity - place)
+        if fit:
+            self.rows[place : place + fit] = rows[:fit]
+        if fit < len(rows):
+            self.rows[: len(rows) - fit] = rows[fit:]
+
+    def sample(self, batch_size: int | None = None) -> Any:
+        """Return a batch of the rows that are there, with the entry ``"index"`` and those of the sampler.
+
+        Raises:
+            ValueError: the buffer is empty, no episode is long enough, or there is no batch size.
+        """
+        size = self.batch_size if batch_size is None else check_count(batch_size, "batch_size")
+        if size is None:
+            raise ValueError("sample needs a batch size: pass it here, or to the buffer")
+        counters = self._counters
+        while True:
+            low, high = counters.low, counters.written
+            if high <= low:
+                raise ValueError("the buffer is empty: extend() it first")
+            self._catch_up(low, high)
+            with counters.guard(exclusive=False):
+                numbers, extra = self._sampler.draw(low, high, size, self._generator)
+                batch = self._gather(numbers)
+            # Another process may have overwritten rows while they were read; then the whole batch is drawn again.
+            if counters.low <= low or int(numbers.min()) >= counters.low:
+                break
+        batch["index"] = numbers
+        for key, value in extra.items():
+            batch[key] = value
+        return batch
+
+    def _gather(self, numbers: Tensor) -> Any:
+        batch = self.rows[numbers.flatten() % self.capacity]
+        return batch if numbers.ndim == 1 else batch.unflatten(0, numbers.shape)
+
+    def _catch_up(self, low: int, high: int) -> None:
+        """Show the sampler rows that another process has written, or that were there before it."""
+        sampler = self._sampler
+        if sampler.seen >= high:
+            return
+        first, values = max(sampler.seen, low), None
+        if sampler.key is not None:
+            values = self.rows.get(sampler.key)[torch.arange(first, high) % self.capacity]
+        sampler.add(first, high, values)
+
+    def update_priority(self, index: Any, priority: Any) -> int:
+        """Set the priorities of rows by number, and return how many of them are still there.
+
+        Raises:
+            ValueError: a priority is negative or not finite, or there are not as many as numbers.
+        """
+        numbers = torch.as_tensor(index, dtype=torch.int64).cpu().flatten()
+        values = torch.as_tensor(priority).detach().to("cpu", torch.float64)
+        values = values.expand(numbers.shape) if values.ndim == 0 else values.flatten()
+        if values.shape != numbers.shape:
+            raise ValueError(f"there is one priority for each number; got {len(values)} for {len(numbers)}")
+        self._catch_up(self._counters.low, self._counters.written)
+        return self._sampler.update(numbers, values, self._counters.low, self._counters.written)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return rows by number; IndexError if one was overwritten, or not yet written."""
+        numbers = torch.as_tensor(index, dtype=torch.int64)
+        with self._counters.guard(exclusive=False):
+            rows = self._gather(numbers.flatten()) if self.rows is not None else None
+        low, high = self._counters.low, self._counters.written
+        wrong = (numbers < low) | (numbers >= high)
+        if rows is None or bool(wrong.any()):
+            number = int(numbers.flatten()[wrong.flatten()][0])
+            why = "was overwritten" if number < low else "was not written yet"
+            raise IndexError(f"row {number} {why}: the buffer has the numbers from {low} to {high - 1}")
+        return rows[0] if not numbers.ndim else rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position and the state of the draws, with the rows if they are in the memory of this process."""
+        state = {
+            "write_count": self.write_count,
+            "reserved": self._counters.reserved,
+            "capacity": self.capacity,
+            "generator": self._generator.get_state(),
+            "sampler": self._sampler.state_dict(),
+        }
+        return {**state, "rows": self.rows.clone()} if self._has_own_rows() else state
+
+    def _has_own_rows(self) -> bool:
+        return self.rows is not None and not self._stored and not self.rows.is_shared()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue as the buffer whose state it is; rows that were written to the storage since are kept."""
+        if state_dict["capacity"] != self.capacity:
+            raise ValueError(f"the state is of a buffer of {state_dict['capacity']} rows; this one has {self.capacity}")
+        rows = state_dict.get("rows")
+        if rows is not None:
+            if self.rows is None:
+                self.rows = rows.clone()
+                self._check_storage()
+            else:
+                check_rows(self.rows, rows)
+                self.rows[:] = rows
+        self._counters.claim()
+        self._counters.reserve(state_dict["reserved"])
+        self._counters.publish(max(self._counters.written, state_dict["write_count"]))
+        self._generator.set_state(state_dict["generator"])
+        self._sampler.start(self.capacity)
+        self._sampler.load_state_dict(state_dict["sampler"], state_dict["write_count"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the state in one file or directory, which is the old one or complete at any time.
+
+        Rows in memory are in it. Of a memory-mapped storage it has the location; another storage is passed to ``load``.
+        """
+        state = self.state_dict()
+        numbers = {name: state[name] for name in ("write_count", "reserved", "capacity")}
+        place = None if self._has_own_rows() else getattr(self.rows, "saved_path", None)
+        header = {
+            **numbers,
+            "storage": None if place is None else os.path.abspath(place),
+            "counters": None if self._counters.path is None else os.path.abspath(self._counters.path),
+        }
+        content: dict[str, Any] = {
+            "header": torch.tensor(list(json.dumps(header).encode()), dtype=torch.uint8),
+            "generator": state["generator"],
+            "sampler": state["sampler"],
+        }
+        if "rows" in state:
+            content["rows"] = state["rows"]
+        save(TensorDict(content), path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        storage: Any = None,
+        *,
+        sampler: RingSampler | None = None,
+        batch_size: int | None = None,
+        device: DeviceType | None = None,
+    ) -> ReplayBuffer:
+        """Return a buffer that continues as the one that was saved: with the same draws.
+
+        Args:
+            path: what ``save`` has written.
+            storage: the storage of the rows, if the save has neither them nor their location.
+            sampler: a sampler as the buffer had.
+            batch_size: rows, or slices, of a batch.
+            device: device of rows that are in memory.
+        """
+        saved = load(path)
+        header = json.loads(bytes(saved["header"].tolist()))
+        rows = saved.get("rows", None)
+        if storage is None and rows is None:
+            if header["storage"] is None:
+                raise ValueError("the save has neither the rows nor their location: pass storage=")
+            storage = open_collection(header["storage"], mode="r+")
+        own = rows.clone() if rows is not None else None
+        if storage is None and own is not None:
+            storage = own if device is None else own.to(device)
+        buffer = cls(storage, sampler=sampler, batch_size=batch_size, path=header["counters"])
+        state = {**header, "generator": saved["generator"].clone(), "sampler": dict(saved["sampler"].items())}
+        buffer.load_state_dict(state)
+        return buffer

@@ -1,0 +1,118 @@
+"""How many rows of a ring were begun and completed: two counters, in memory, shared, or mapped from a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+#: Processors whose stores become visible in their order, so that readers need no lock.
+_IS_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686", "x86")
+
+
+class RingCounters:
+    """The counters ``reserved``, ``written`` and the capacity.
+
+    The rows that a killed writer had begun to overwrite stay invalid, since ``reserved`` never goes down.
+
+    Args:
+        capacity: rows of the ring.
+        path: file that the counters are mapped from, or None.
+        is_shared: other processes get this object, and read the rows.
+        is_memory: the rows are in memory or mapped; otherwise readers take a lock.
+    """
+
+    def __init__(self, capacity: int, path: str | None, is_shared: bool, is_memory: bool) -> None:
+        self.capacity, self.path = capacity, path
+        self._is_guarded = path is not None and not (_IS_ORDERED and is_memory)
+        self._owner: tuple[int, int] | None = None
+        if path is None:
+            self._numbers = torch.zeros(3, dtype=torch.int64)
+            self._numbers[2] = capacity
+            if is_shared:
+                self._numbers.share_memory_()
+        else:
+            self._map()
+
+    def _map(self) -> None:
+        assert self.path is not None
+        with open(self.path, "ab") as file:
+            if not file.tell():
+                file.truncate(24)
+        self._numbers = torch.from_file(self.path, shared=True, size=3, dtype=torch.int64)
+        held = int(self._numbers[2])
+        if held not in (0, self.capacity):
+            raise ValueError(f"{self.path} counts the rows of a buffer of {held} rows; this one has {self.capacity}")
+        self._numbers[2] = self.capacity
+
+    @property
+    def low(self) -> int:
+        """Number of the oldest row that is valid."""
+        return max(int(self._numbers[0]) - self.capacity, 0)
+
+    @property
+    def written(self) -> int:
+        """Number after the newest row."""
+        return int(self._numbers[1])
+
+    @property
+    def reserved(self) -> int:
+        """Number after the newest row that was begun."""
+        return int(self._numbers[0])
+
+    def reserve(self, stop: int) -> None:
+        """Make the rows invalid that will be overwritten."""
+        self._numbers[0] = max(self.reserved, stop)
+
+    def publish(self, stop: int) -> None:
+        """Make rows valid that were written."""
+        self._numbers[1] = stop
+
+    def claim(self) -> None:
+        """Become the one writer; RuntimeError if another process is. A forked process must claim by itself."""
+        if self.path is None or fcntl is None or (self._owner is not None and self._owner[0] == os.getpid()):
+            return
+        handle = os.open(self.path, os.O_RDWR)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise RuntimeError(f"another process writes to the buffer of {self.path}: a buffer has one writer") from None
+        self._owner = os.getpid(), handle
+
+    @contextlib.contextmanager
+    def guard(self, exclusive: bool) -> Iterator[None]:
+        """Exclude the writer from reads, where the order of stores does not do so."""
+        if not self._is_guarded or fcntl is None:
+            yield
+            return
+        with open(f"{self.path}.lock", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            yield
+
+    def close(self) -> None:
+        """Let another process write."""
+        if self._owner is not None and self._owner[0] == os.getpid():
+            os.close(self._owner[1])
+        self._owner = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        numbers = None if self.path is not None else self._numbers
+        return {**self.__dict__, "_owner": None, "_numbers": numbers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.path is not None:
+            self._map()
