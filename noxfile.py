@@ -29,6 +29,7 @@ CORE = "td-core"
 SIBLINGS = ("td-memmap", "td-tensorclass", "td-distributed")  # installed in every combination
 LATER: tuple[str, ...] = (
     "td-nn",
+    "td-data",
     "td-safetensors",
     "td-hdf5",
 )  # installed alone with td-core, and with everything

@@ -45,6 +45,7 @@ NAMES = {
     "td_tensorclass": "NonTensorData",
     "td_distributed": "consolidate",
     "td_nn": "TensorDictModule",
+    "td_data": "Loader",
     "td_safetensors": "load",
     "td_zarr": "__version__",
     "td_hdf5": "load",

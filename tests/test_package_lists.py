@@ -20,6 +20,8 @@ PARTS = MODULES.keys() - {ALL}
 SIBLINGS = PARTS - {CORE}
 #: Packages of file formats, which only extras of td-all install and which `td` does not import.
 STORES = {"td-hdf5", "td-safetensors", "td-zarr"}
+#: Packages that `td` has as a module, under a name of its own.
+MODULES_OF_TD = {"td-data"}
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
 #: Pages by path, which name extras, scripts and sessions.
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PAGES}
@@ -64,7 +66,7 @@ LISTS = [
     (
         "packages/td-all/src/td/__init__.py",
         r"    from (td_\w+) import \*",
-        {MODULES[name] for name in PARTS - STORES},
+        {MODULES[name] for name in PARTS - STORES - MODULES_OF_TD},
     ),
     ("packages/td-all/src/td/__init__.py", r"``(td_\w+)``", {MODULES[name] for name in PARTS - STORES}),
 ]

@@ -1,7 +1,7 @@
 """td-core with all of its siblings under one import.
 
 It has every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``, and those
-for Zarr groups that are opened; each name is loaded when it is first used.
+for Zarr groups that are opened; each name is loaded when it is first used. ``td.data`` is the package ``td_data``.
 
 >>> import torch, td
 >>> data = td.TensorDict({"obs": torch.zeros(3, 4), "task": "reach"}, batch_size=[3])
@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import td_core as _td_core
+import td_data as data
 import td_distributed as _td_distributed
 import td_memmap as _td_memmap
 import td_nn as _td_nn

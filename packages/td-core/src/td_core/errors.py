@@ -44,6 +44,7 @@ FIRST_PARTY = (
     "td-tensorclass",
     "td-distributed",
     "td-nn",
+    "td-data",
     "td-safetensors",
     "td-zarr",
     "td-hdf5",
