@@ -1,0 +1,221 @@
+"""The position of a loader: rules S1 to S7."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from order_samples import ROWS, SAMPLERS, join_ranks, make_data, run_ranks, take_rows
+from td_data import Loader, MixtureSampler, RandomSampler
+
+THREADS: list[dict[str, int]] = [{"prefetch": 0}, {"prefetch": 7, "num_threads": 3}, {"num_workers": 2}]
+
+
+def make_loader(**options: Any) -> Loader:
+    return Loader(make_data(), 10, **{"shuffle": True, "seed": 5, **options})
+
+
+def take(loader: Loader, count: int) -> list[torch.Tensor]:
+    """Return the rows of some batches, and break the iteration off."""
+    batches = iter(loader)
+    return [next(batches)["row"] for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_s1_state_is_small_json_of_what_the_consumer_got(name: str) -> None:
+    loader = Loader(make_data(), 12, sampler=SAMPLERS[name](ROWS), prefetch=5)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["epoch"], state["rows"], state["length"]) == (0, 24, len(SAMPLERS[name](ROWS)))
+    assert state["version"] == 1
+    assert len(json.dumps(state)) < 1000
+    assert (loader.epoch, loader.rows) == (0, 24)
+
+
+@pytest.mark.parametrize("options", THREADS)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_s2_loaded_position_gives_batches_that_are_left(name: str, options: dict[str, int]) -> None:
+    if "num_workers" in options and "blocks" in name:
+        pytest.skip("windows are in the memory of one process")
+    loader = Loader(make_data(), 12, sampler=SAMPLERS[name](ROWS))
+    take(loader, 3)
+    state = loader.state_dict()
+    whole = Loader(make_data(), 12, sampler=SAMPLERS[name](ROWS))
+    wanted = take_rows(whole)[3:] + take_rows(whole)
+    other = Loader(make_data(), 12, sampler=SAMPLERS[name](ROWS), **options)
+    other.load_state_dict(json.loads(json.dumps(state)))
+    found = take_rows(other) + take_rows(other)
+    assert len(found) == len(wanted)
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_s2_resume_reads_nothing_that_was_given_out() -> None:
+    class Recorded:
+        def __init__(self) -> None:
+            self.read: list[int] = []
+
+        def __len__(self) -> int:
+            return 10**9
+
+        def __getitem__(self, positions: torch.Tensor) -> torch.Tensor:
+            self.read += positions.tolist()
+            return positions
+
+    data = Recorded()
+    loader = Loader(data, 4, prefetch=0)
+    loader.load_state_dict({**loader.state_dict(), "rows": 10**9 - 8})
+    assert [batch.tolist()[0] for batch in loader] == [10**9 - 8, 10**9 - 4]
+    assert min(data.read) == 10**9 - 8
+
+
+@given(
+    st.integers(1, 80), st.integers(1, 6), st.integers(1, 4), st.integers(0, 20), st.integers(1, 6), st.integers(1, 4)
+)
+def test_s3_other_number_of_ranks_gets_the_rest(
+    rows: int, batch: int, world: int, steps: int, other_batch: int, other_world: int
+) -> None:
+    options = {"shuffle": True, "seed": 2}
+    first = join_ranks(run_ranks(make_data(rows), world, batch, even=False, **options))
+    steps = min(steps, len(first) - 1)
+    loader = Loader(make_data(rows), batch, rank=0, world_size=world, prefetch=0, **options)
+    take(loader, steps)
+    rest = join_ranks(
+        run_ranks(make_data(rows), other_world, other_batch, state=loader.state_dict(), even=False, **options)
+    )
+    found = [row for part in (*first[:steps], *rest) for row in part.tolist()]
+    assert sorted(found) == list(range(rows))
+
+
+def test_s4_each_iteration_is_the_next_epoch() -> None:
+    loader = make_loader()
+    epochs = [torch.cat(take_rows(loader)) for _ in range(3)]
+    for number, rows in enumerate(epochs):
+        assert rows.equal(RandomSampler(ROWS, seed=5).order(number)(0, ROWS))
+    assert loader.epoch == 3
+
+
+def test_s4_epoch_that_was_broken_off_is_over() -> None:
+    loader = make_loader()
+    take(loader, 2)
+    assert (loader.epoch, loader.rows) == (0, 20)
+    assert torch.cat(take_rows(loader)).equal(RandomSampler(ROWS, seed=5).order(1)(0, ROWS))
+
+
+def test_s4_epoch_advances_with_its_last_batch() -> None:
+    loader = make_loader()
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    assert (loader.epoch, loader.rows) == (1, 0)
+
+
+def test_s4_epoch_without_batches_advances() -> None:
+    loader = Loader(make_data(3), 5, drop_last=True)
+    assert list(loader) == [] == list(loader)
+    assert loader.epoch == 2
+
+
+def test_s5_set_epoch_keeps_loaded_position_of_that_epoch() -> None:
+    loader = make_loader()
+    loader.set_epoch(4)
+    take(loader, 2)
+    state = loader.state_dict()
+    for epoch, rows in ((4, ROWS - 20), (5, ROWS)):
+        other = make_loader()
+        other.load_state_dict(state)
+        other.set_epoch(epoch)
+        assert (other.epoch, other.rows) == (epoch, ROWS - rows)
+        assert torch.cat(take_rows(other)).equal(RandomSampler(ROWS, seed=5).order(epoch)(ROWS - rows, ROWS))
+
+
+def test_s5_set_epoch_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="an epoch is 0 or more; got -1"):
+        make_loader().set_epoch(-1)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda: Loader(make_data(50), 10, shuffle=True, seed=5), "its length is 103, here it is 50"),
+        (lambda: make_loader(seed=6), "its seed of the sampler is 5, here it is 6"),
+        (lambda: make_loader(shuffle=False), "its name of the sampler is 'RandomSampler', here it is 'SequentialSampler'"),
+        (
+            lambda: make_loader(shuffle=False, sampler=RandomSampler(ROWS, seed=5, replacement=True)),
+            "its replacement of the sampler is False, here it is True",
+        ),
+    ],
+)
+def test_s6_state_of_other_data_is_refused(change: Any, text: str) -> None:
+    loader = make_loader()
+    take(loader, 1)
+    with pytest.raises(ValueError, match=text):
+        change().load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"version": 2}, "its version is 2, here it is 1"),
+        ({"rows": 104}, "no such position: row 104 of epoch 0"),
+        ({"epoch": -1}, "no such position"),
+    ],
+)
+def test_s6_state_that_is_no_position_is_refused(change: dict[str, int], text: str) -> None:
+    loader = make_loader()
+    with pytest.raises(ValueError, match=text):
+        loader.load_state_dict({**loader.state_dict(), **change})
+    with pytest.raises(ValueError, match=r"has no \['epoch'"):
+        loader.load_state_dict({"rows": 0})
+
+
+def test_s6_state_of_another_mixture_is_refused() -> None:
+    state = Loader(make_data(), 4, sampler=MixtureSampler([3, 100], [1, 1])).state_dict()
+    with pytest.raises(ValueError, match="weights of the sampler"):
+        Loader(make_data(), 4, sampler=MixtureSampler([3, 100], [1, 2])).load_state_dict(state)
+
+
+def test_s7_all_ranks_have_the_same_state() -> None:
+    loaders = [make_loader(rank=rank, world_size=3) for rank in range(3)]
+    for loader in loaders:
+        take(loader, 2)
+    assert loaders[0].state_dict() == loaders[1].state_dict() == loaders[2].state_dict()
+    loaders[0].load_state_dict(loaders[2].state_dict())
+    assert loaders[0].rows == 60
+
+
+def test_state_is_a_plain_entry_of_a_checkpoint(tmp_path: Any) -> None:
+    loader = make_loader()
+    take(loader, 1)
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_a_batch_sampler_of_torch_that_resumes(num_workers: int) -> None:
+    from torch.utils.data import DataLoader
+
+    from td_core import collate
+
+    def make() -> Any:
+        return RandomSampler(ROWS, seed=5).batches(10)
+
+    batches = make()
+    loader = DataLoader(make_data(), batch_sampler=batches, collate_fn=collate, num_workers=num_workers)
+    assert torch.cat(take_rows(loader)).equal(RandomSampler(ROWS, seed=5).order(0)(0, ROWS))
+    assert (batches.epoch, len(batches), batches.batch_size, batches.drop_last) == (1, 11, 10, False)
+    first = iter(batches)
+    wanted = [next(first) for _ in range(4)]
+    other = make()
+    other.load_state_dict(batches.state_dict())
+    rest = list(other)
+    assert wanted + rest == list(make()._position.sampler.order(1)(0, ROWS).split(10)) or [
+        row for batch in (*wanted, *rest) for row in batch
+    ] == RandomSampler(ROWS, seed=5).order(1)(0, ROWS).tolist()
+    other.set_epoch(0)
+    assert next(iter(other)) == RandomSampler(ROWS, seed=5).order(0)(0, 10).tolist()
