@@ -46,7 +46,9 @@ def take_rows(batches: Any) -> list[Tensor]:
     return [batch["row"] for batch in batches]
 
 
-def run_ranks(data: Any, world: int, batch_size: int, state: Any = None, **options: Any) -> list[list[Tensor]]:
+def run_ranks(
+    data: Any, world: int, batch_size: int, state: Any = None, **options: Any
+) -> list[list[Tensor]]:
     """Return the batches of each rank in one epoch."""
     found = []
     for rank in range(world):

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from order_samples import make_data, take_rows
+
 from td_core import TensorDict, lazy_stack
 from td_data import BlockSampler, Loader, RandomSampler, Sampler, WeightedRandomSampler, prefetch
 
@@ -26,7 +26,9 @@ def list_threads() -> list[str]:
 class Counted:
     """A view that counts its reads, takes some time, and fails at some rows."""
 
-    def __init__(self, rows: int = 100, seconds: float = 0.0, fails: Callable[[int], bool] = lambda row: False) -> None:
+    def __init__(
+        self, rows: int = 100, seconds: float = 0.0, fails: Callable[[int], bool] = lambda row: False
+    ) -> None:
         self.data, self.seconds, self.fails, self.reads = make_data(rows), seconds, fails, 0
         self.active = self.most = 0
         self._lock = threading.Lock()
@@ -95,7 +97,9 @@ batches = iter(Loader(Slow(), 4, num_threads=2))
 next(batches)
 """
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stderr == ""
     assert time.monotonic() - start < 30
 
@@ -106,7 +110,9 @@ def test_l2_second_iteration_ends_the_first() -> None:
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(RuntimeError, match="this iteration is over: another iteration of this loader has begun"):
+    with pytest.raises(
+        RuntimeError, match="this iteration is over: another iteration of this loader has begun"
+    ):
         next(first)
     assert len(list(second)) == 10
 
@@ -165,8 +171,7 @@ def test_e1_error_comes_at_its_batch_with_a_note(options: dict[str, int], where:
     loader = Loader(view, 10, transform=fail, **options)
     found = []
     with pytest.raises(OSError, match="row 20 cannot be read") as caught:
-        for batch in loader:
-            found.append(batch["row"][0].item())
+        found.extend(batch["row"][0].item() for batch in loader)
     assert found == [0, 10]
     if sys.version_info >= (3, 11):
         assert caught.value.__notes__ == ["in epoch 0, batch 2, with the positions 20, 21, 22, 23, ..."]
@@ -192,7 +197,9 @@ class FailingView:
 def test_e2_iteration_after_an_error_tries_that_batch_again(blocks: bool) -> None:
     broken = [True]
     view = Counted(100, fails=lambda row: row == 55 and broken[0])
-    loader = Loader(view, 10, num_threads=2, sampler=BlockSampler(20, window=1, shuffle=False) if blocks else None)
+    loader = Loader(
+        view, 10, num_threads=2, sampler=BlockSampler(20, window=1, shuffle=False) if blocks else None
+    )
     found = []
     with pytest.raises(OSError):
         found += take_rows_until_error(loader)
@@ -239,16 +246,10 @@ def test_e1_error_of_a_sampler_comes_after_earlier_batches() -> None:
 
             return find
 
-    found = []
+    found: list[Any] = []
     with pytest.raises(LookupError, match="no order from here"):
-        found += [batch["row"] for batch in iterate_into(Loader(make_data(40), 10, sampler=Broken(), prefetch=4), found)]
+        found.extend(Loader(make_data(40), 10, sampler=Broken(), prefetch=4))
     assert len(found) == 3
-
-
-def iterate_into(loader: Loader, found: list[Any]) -> Any:
-    for batch in loader:
-        found.append(batch)
-    return []
 
 
 def test_e3_timeout_names_the_batch() -> None:
@@ -263,7 +264,10 @@ def test_e3_timeout_names_the_batch() -> None:
 def test_e5_result_of_a_transform_is_passed_on() -> None:
     done: list[tuple[int, int]] = []
     loader = Loader(
-        make_data(25), 10, transform=lambda batch: None, progress=lambda rows, total: done.append((rows, total))
+        make_data(25),
+        10,
+        transform=lambda batch: None,
+        progress=lambda rows, total: done.append((rows, total)),
     )
     assert list(loader) == [None, None, None]
     assert done == [(10, 25), (20, 25), (25, 25)]
@@ -293,13 +297,23 @@ class Longer(Sampler):
 @pytest.mark.parametrize(
     ("positions", "kind", "text"),
     [
-        (torch.tensor([0, 1, 2, 99, 4, 5]), IndexError, "Longer.order returned position 99 for row 3; the data has 6 rows"),
+        (
+            torch.tensor([0, 1, 2, 99, 4, 5]),
+            IndexError,
+            "Longer.order returned position 99 for row 3; the data has 6 rows",
+        ),
         (torch.tensor([0, -1, 2, 3, 4, 5]), IndexError, "returned position -1 for row 1"),
-        (torch.zeros(6), TypeError, r"Longer.order returned \(6,\) of torch.float32 from row 0 on; .* 6 positions"),
+        (
+            torch.zeros(6),
+            TypeError,
+            r"Longer.order returned \(6,\) of torch.float32 from row 0 on; .* 6 positions",
+        ),
         (torch.arange(5), TypeError, r"returned \(5,\) of torch.int64 from row 0 on"),
     ],
 )
-def test_e6_positions_of_a_users_sampler_are_checked(positions: Any, kind: type[Exception], text: str) -> None:
+def test_e6_positions_of_a_users_sampler_are_checked(
+    positions: Any, kind: type[Exception], text: str
+) -> None:
     with pytest.raises(kind, match=text):
         list(Loader(make_data(6), 6, sampler=Longer(positions)))
 
@@ -317,12 +331,28 @@ def test_e6_positions_of_a_users_sampler_are_checked(positions: Any, kind: type[
         ({"timeout": 0}, ValueError, "timeout is a number of seconds above 0; got 0"),
         ({"num_workers": 1, "num_threads": 2}, ValueError, "exclude each other"),
         ({"multiprocessing_context": "spawn"}, ValueError, "needs num_workers"),
-        ({"shuffle": True, "sampler": RandomSampler(5)}, ValueError, "sampler and shuffle exclude each other"),
+        (
+            {"shuffle": True, "sampler": RandomSampler(5)},
+            ValueError,
+            "sampler and shuffle exclude each other",
+        ),
         ({"sampler": [1, 2]}, TypeError, "sampler is a td_data.Sampler; got list"),
-        ({"sampler": RandomSampler(200)}, ValueError, "the RandomSampler is for 200 rows, but the data has 103"),
-        ({"sampler": WeightedRandomSampler(torch.ones(104), 3)}, ValueError, "is for 104 rows, but the data has 103"),
+        (
+            {"sampler": RandomSampler(200)},
+            ValueError,
+            "the RandomSampler is for 200 rows, but the data has 103",
+        ),
+        (
+            {"sampler": WeightedRandomSampler(torch.ones(104), 3)},
+            ValueError,
+            "is for 104 rows, but the data has 103",
+        ),
         ({"sampler": BlockSampler([range(110)])}, ValueError, "the BlockSampler is for 110 rows"),
-        ({"sampler": BlockSampler(9), "num_workers": 1}, ValueError, "use num_threads= in place of num_workers="),
+        (
+            {"sampler": BlockSampler(9), "num_workers": 1},
+            ValueError,
+            "use num_threads= in place of num_workers=",
+        ),
         ({"transform": 3}, TypeError, "transform is a function of a batch; got int"),
         ({"rank": 0}, ValueError, "rank and world_size are given together"),
         ({"rank": 2, "world_size": 2}, ValueError, "rank is from 0 to world_size - 1; got 2 of 2"),
@@ -355,7 +385,9 @@ try:
 except KeyboardInterrupt:
     print(time.monotonic())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stderr == ""
     assert time.monotonic() - float(done.stdout) < 5
 
@@ -426,8 +458,7 @@ def test_prefetch_raises_an_error_after_earlier_batches() -> None:
 
     found = []
     with pytest.raises(LookupError, match="the store is gone"):
-        for item in prefetch(make(), 3):
-            found.append(item)
+        found.extend(prefetch(make(), 3))
     assert found == [1, 2]
     assert list_threads() == []
     with pytest.raises(ValueError, match="depth is an integer of 0 or more; got -1"):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from order_samples import ROWS, SAMPLERS, iterate, join_ranks, make_data, run_ranks, take_rows
 from torch import Tensor
 
-from order_samples import ROWS, SAMPLERS, iterate, join_ranks, make_data, run_ranks, take_rows
 from td_core import TensorDict
 from td_data import BlockSampler, Concat, Loader, MixtureSampler, RandomSampler, WeightedRandomSampler
 from td_data._order import PAGE, Draws, make_generator, make_keys, mix, permute
@@ -20,7 +20,14 @@ VECTORS = {
     (10, 0, 0): [6, 3, 1, 2, 8, 0, 7, 4],
     (1000, 7, 3): [838, 70, 758, 27, 508, 615, 296, 768],
     (10**9, 1, 2): [
-        43628869, 754879251, 705190613, 58691414, 997803448, 448734501, 449707217, 649775144,
+        43628869,
+        754879251,
+        705190613,
+        58691414,
+        997803448,
+        448734501,
+        449707217,
+        649775144,
     ],
 }
 
@@ -67,9 +74,7 @@ def test_d2_ranks_together_have_batches_of_one_process(name: str, world: int) ->
     assert len(counts) == 1
 
 
-@given(
-    st.integers(1, 60), st.integers(1, 9), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans()
-)
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans())
 def test_d2_every_row_comes_once(
     rows: int, batch: int, world: int, drop_last: bool, even: bool, shuffle: bool
 ) -> None:
@@ -84,7 +89,8 @@ def test_d2_every_row_comes_once(
         assert len(together) < whole + world
         assert len({len(rank) for rank in ranks}) == 1
     loaders = [
-        Loader(make_data(rows), batch, drop_last=drop_last, even=even, rank=rank, world_size=world) for rank in range(world)
+        Loader(make_data(rows), batch, drop_last=drop_last, even=even, rank=rank, world_size=world)
+        for rank in range(world)
     ]
     assert list(map(len, loaders)) == list(map(len, ranks))
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from order_samples import ROWS, SAMPLERS, join_ranks, make_data, run_ranks, take_rows
+
 from td_data import Loader, MixtureSampler, RandomSampler
 
 THREADS: list[dict[str, int]] = [{"prefetch": 0}, {"prefetch": 7, "num_threads": 3}, {"num_workers": 2}]
@@ -75,7 +75,12 @@ def test_s2_resume_reads_nothing_that_was_given_out() -> None:
 
 
 @given(
-    st.integers(1, 80), st.integers(1, 6), st.integers(1, 4), st.integers(0, 20), st.integers(1, 6), st.integers(1, 4)
+    st.integers(1, 80),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(0, 20),
+    st.integers(1, 6),
+    st.integers(1, 4),
 )
 def test_s3_other_number_of_ranks_gets_the_rest(
     rows: int, batch: int, world: int, steps: int, other_batch: int, other_world: int
@@ -144,7 +149,10 @@ def test_s5_set_epoch_below_zero_is_refused() -> None:
     [
         (lambda: Loader(make_data(50), 10, shuffle=True, seed=5), "its length is 103, here it is 50"),
         (lambda: make_loader(seed=6), "its seed of the sampler is 5, here it is 6"),
-        (lambda: make_loader(shuffle=False), "its name of the sampler is 'RandomSampler', here it is 'SequentialSampler'"),
+        (
+            lambda: make_loader(shuffle=False),
+            "its name of the sampler is 'RandomSampler', here it is 'SequentialSampler'",
+        ),
         (
             lambda: make_loader(shuffle=False, sampler=RandomSampler(ROWS, seed=5, replacement=True)),
             "its replacement of the sampler is False, here it is True",
@@ -214,8 +222,10 @@ def test_batches_are_a_batch_sampler_of_torch_that_resumes(num_workers: int) -> 
     other = make()
     other.load_state_dict(batches.state_dict())
     rest = list(other)
-    assert wanted + rest == list(make()._position.sampler.order(1)(0, ROWS).split(10)) or [
-        row for batch in (*wanted, *rest) for row in batch
-    ] == RandomSampler(ROWS, seed=5).order(1)(0, ROWS).tolist()
+    assert (
+        wanted + rest == list(make()._position.sampler.order(1)(0, ROWS).split(10))
+        or [row for batch in (*wanted, *rest) for row in batch]
+        == RandomSampler(ROWS, seed=5).order(1)(0, ROWS).tolist()
+    )
     other.set_epoch(0)
     assert next(iter(other)) == RandomSampler(ROWS, seed=5).order(0)(0, 10).tolist()

@@ -38,9 +38,10 @@ class BlockSampler(Sampler):
     ) -> None:
         self.window, self.shuffle, self.seed = check_count(window, "window"), shuffle, check_seed(seed)
         self.lanes = None if lanes is None else check_count(lanes, "lanes")
-        self._rows_per_block, self._starts, self._sizes = None, torch.empty(0), torch.empty(0)
+        self._starts, self._sizes = torch.empty(0), torch.empty(0)
+        self._rows_per_block: int | None = None
         if isinstance(blocks, int):
-            self._rows_per_block: int | None = check_count(blocks, "blocks")
+            self._rows_per_block = check_count(blocks, "blocks")
             return
         ranges = blocks.row_blocks() if hasattr(blocks, "row_blocks") else list(blocks)
         if not all(isinstance(block, range) and block.step == 1 and block.start >= 0 for block in ranges):
@@ -78,7 +79,9 @@ class BlockSampler(Sampler):
         lanes = world if self.lanes is None else self.lanes
         if lanes % world:
             fit = [count for count in range(1, lanes + 1) if lanes % count == 0]
-            raise ValueError(f"{lanes} lanes cannot be shared by {world} ranks: the numbers of ranks that fit are {fit}")
+            raise ValueError(
+                f"{lanes} lanes cannot be shared by {world} ranks: the numbers of ranks that fit are {fit}"
+            )
         if batch_size * world % lanes:
             step = lanes // world
             raise ValueError(
@@ -207,4 +210,6 @@ class Window:
             parts.sort(key=lambda rows: rows.start)
         self.positions = torch.cat([torch.arange(rows.start, rows.stop) for rows in parts])
         places = torch.arange(stop - start)
-        self.places = permute(places, stop - start, make_keys(mix(order.seed, start))) if order.shuffle else places
+        self.places = (
+            permute(places, stop - start, make_keys(mix(order.seed, start))) if order.shuffle else places
+        )

@@ -77,7 +77,11 @@ class DeviceCopies:
 
     def _stage(self, batch: Any) -> Any:
         """Put a batch into a buffer; return it as it is if it is no collection of plain tensors with rows."""
-        if not is_tensor_collection(batch) or not batch.batch_size or not all(map(_is_plain, batch.values(True, True))):
+        if (
+            not is_tensor_collection(batch)
+            or not batch.batch_size
+            or not all(map(_is_plain, batch.values(True, True)))
+        ):
             return batch
         return self._fill(self._take(), batch)
 
@@ -105,7 +109,10 @@ class DeviceCopies:
                 return batch.pin_memory()
             except RuntimeError as error:
                 self._can_pin = False
-                warnings.warn(f"batches are copied from pageable memory, since it cannot be pinned: {error}", stacklevel=2)
+                warnings.warn(
+                    f"batches are copied from pageable memory, since it cannot be pinned: {error}",
+                    stacklevel=2,
+                )
         return batch.clone()
 
     def start(self, batch: Any) -> Any:
@@ -166,10 +173,10 @@ def prefetch(batches: Iterable[Any], depth: int = 2, *, device: DeviceType | Non
 
 
 def _run_ahead(batches: Iterator[Any], depth: int, copies: DeviceCopies | None) -> Iterator[Any]:
-    def read(_: None) -> Any:
+    def read(_: int) -> Any:
         return next(batches, _END)
 
-    engine: ThreadEngine[None] = ThreadEngine(repeat(None), read, min(depth, 1), depth)
+    engine: ThreadEngine[int] = ThreadEngine(repeat(0), read, min(depth, 1), depth)
     try:
         while True:
             try:

@@ -203,7 +203,9 @@ def _check_view(data: Any) -> int | None:
         return None
 
 
-def _choose_sampler(data: Any, sampler: Sampler | None, shuffle: bool, seed: int, limit: int | None) -> Sampler:
+def _choose_sampler(
+    data: Any, sampler: Sampler | None, shuffle: bool, seed: int, limit: int | None
+) -> Sampler:
     if sampler is not None and shuffle:
         raise ValueError("sampler and shuffle exclude each other: the sampler decides the order")
     if sampler is None:
@@ -214,7 +216,9 @@ def _choose_sampler(data: Any, sampler: Sampler | None, shuffle: bool, seed: int
         raise TypeError(f"sampler is a td_data.Sampler; got {type(sampler).__name__}")
     sampler._bind(data)
     if limit is not None and sampler._get_reach() > limit:
-        raise ValueError(f"the {type(sampler).__name__} is for {sampler._get_reach()} rows, but the data has {limit}")
+        raise ValueError(
+            f"the {type(sampler).__name__} is for {sampler._get_reach()} rows, but the data has {limit}"
+        )
     return sampler
 
 
@@ -295,7 +299,9 @@ class _Batches(Iterator[Any]):
                 self._windows.close()
 
 
-def _make_task(sampler: Sampler, order: Callable[[int, int], torch.Tensor], limit: int | None, step: Step) -> Task:
+def _make_task(
+    sampler: Sampler, order: Callable[[int, int], torch.Tensor], limit: int | None, step: Step
+) -> Task:
     return Task(step, make_positions(sampler, order, step, limit))
 
 

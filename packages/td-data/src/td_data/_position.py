@@ -116,7 +116,9 @@ class Position:
         self.sampler._set_ranks(split.batch_size, world)
         size, end = split.batch_size * world, len(self.sampler)
         rest = end % size
-        has_more = rest and not split.drop_last and self.sampler._share(end - rest, end, rank, world, split.even)
+        has_more = (
+            rest and not split.drop_last and self.sampler._share(end - rest, end, rank, world, split.even)
+        )
         return end // size + bool(has_more)
 
     def advance(self, step: Step) -> None:

@@ -11,7 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import Sampler as TorchSampler
 
 from td_core.errors import WorkerError
@@ -35,14 +35,20 @@ class ProcessEngine:
     """
 
     def __init__(
-        self, tasks: Iterator[Task], reader: Reader, num_workers: int, prefetch: int, context: Any, timeout: float | None
+        self,
+        tasks: Iterator[Task],
+        reader: Reader,
+        num_workers: int,
+        prefetch: int,
+        context: Any,
+        timeout: float | None,
     ) -> None:
         self._sent: deque[Task] = deque()
-        self._error: Exception | None = None
+        self._errors: list[Exception] = []
         loader: DataLoader[Any] = DataLoader(
-            reader,  # type: ignore[arg-type]  any object with __getitem__ is a data set
+            reader,
             batch_size=None,
-            sampler=self._send(tasks),
+            sampler=_Sent(tasks, self._sent, self._errors),
             num_workers=num_workers,
             prefetch_factor=-(-prefetch // num_workers),
             collate_fn=keep,
@@ -54,13 +60,6 @@ class ProcessEngine:
         except Exception as error:
             self._name_unpicklable(reader, loader.multiprocessing_context)
             raise error
-
-    def _send(self, tasks: Iterator[Task]) -> Any:
-        """Return an iterable of the tasks that notes which were sent; an error of a task ends it."""
-        return _Sent(tasks, self._sent, self._keep_error)
-
-    def _keep_error(self, error: Exception) -> None:
-        self._error = error
 
     def _name_unpicklable(self, reader: Reader, context: Any) -> None:
         if context is None and get_context().get_start_method() == "fork":
@@ -80,8 +79,8 @@ class ProcessEngine:
         try:
             is_read, value = next(self._results)
         except StopIteration:
-            if self._error is not None:
-                raise Failure(None, self._error) from None
+            if self._errors:
+                raise Failure(None, self._errors[0]) from None
             return None
         except RuntimeError as error:
             task = self._sent[0] if self._sent else None
@@ -123,8 +122,8 @@ class ProcessEngine:
 class _Sent(TorchSampler[Task]):
     """The tasks as the sampler of a ``DataLoader``."""
 
-    def __init__(self, tasks: Iterator[Task], sent: deque[Task], fail: Callable[[Exception], None]) -> None:
-        self._tasks, self._sent, self._fail = tasks, sent, fail
+    def __init__(self, tasks: Iterator[Task], sent: deque[Task], errors: list[Exception]) -> None:
+        self._tasks, self._sent, self._errors = tasks, sent, errors
 
     def __iter__(self) -> Iterator[Task]:
         try:
@@ -132,7 +131,7 @@ class _Sent(TorchSampler[Task]):
                 self._sent.append(task)
                 yield task
         except Exception as error:
-            self._fail(error)
+            self._errors.append(error)
 
 
 class NumberedBatches(Batches):
@@ -155,7 +154,7 @@ class _Numbered(list[int]):
         return _Numbered, (self.step, [*self])
 
 
-class Fetched:
+class Fetched(Dataset[Any]):
     """The data set of a ``DataLoader``, which reads each batch with one index.
 
     Args:

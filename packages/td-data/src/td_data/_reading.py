@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from td_core import cat, is_tensor_collection
 
@@ -29,7 +30,7 @@ class Task:
     windows: Sequence[tuple[Slot, Tensor]] = ()
 
 
-class Reader:
+class Reader(Dataset[Any]):
     """Reads the batch of a task. A pickle of it goes to worker processes.
 
     The copies to a device set ``gather``, which reads rows of the view into a buffer, or ``finish``, which puts a batch into one.
@@ -41,7 +42,9 @@ class Reader:
         in_process: seed the random state of the process before each batch.
     """
 
-    def __init__(self, view: Any, transform: Callable[..., Any] | None, seed: int, in_process: bool = False) -> None:
+    def __init__(
+        self, view: Any, transform: Callable[..., Any] | None, seed: int, in_process: bool = False
+    ) -> None:
         self.view, self.transform, self.seed, self.in_process = view, transform, seed, in_process
         self.gather: Callable[[Any, Tensor], object] | None = None
         self.finish: Callable[[Any], object] | None = None

@@ -57,8 +57,12 @@ class ReplayBuffer:
     ) -> None:
         self.rows: Any = None if isinstance(storage, int) else storage
         if self.rows is not None and not (is_tensor_collection(storage) and storage.batch_size):
-            raise TypeError(f"storage is a capacity, or a collection with batch dims; got {type(storage).__name__}")
-        self.capacity: int = check_count(storage if self.rows is None else storage.batch_size[0], "the capacity")
+            raise TypeError(
+                f"storage is a capacity, or a collection with batch dims; got {type(storage).__name__}"
+            )
+        self.capacity: int = check_count(
+            storage if self.rows is None else storage.batch_size[0], "the capacity"
+        )
         self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
         if sampler is not None and not isinstance(sampler, RingSampler):
             raise TypeError(
@@ -78,8 +82,10 @@ class ReplayBuffer:
     def _check_storage(self) -> None:
         leaves = [] if self.rows is None else self.rows.values(True, True)
         self._stored = [leaf for leaf in leaves if is_stored(leaf)]
-        if self.rows is not None and "index" in self.rows.keys():
-            raise ValueError("the storage has an entry 'index', which batches have for the numbers of their rows")
+        if self.rows is not None and "index" in self.rows.keys():  # noqa: SIM118
+            raise ValueError(
+                "the storage has an entry 'index', which batches have for the numbers of their rows"
+            )
 
     def __len__(self) -> int:
         """Return the number of rows that are there."""
@@ -102,7 +108,9 @@ class ReplayBuffer:
             RuntimeError: another process writes.
         """
         if not is_tensor_collection(rows) or not rows.batch_size:
-            raise TypeError(f"rows are a collection with batch dims; got {type(rows).__name__}: add() writes one row")
+            raise TypeError(
+                f"rows are a collection with batch dims; got {type(rows).__name__}: add() writes one row"
+            )
         if self.rows is None:
             if not len(rows):
                 return torch.empty(0, dtype=torch.int64)
@@ -216,7 +224,9 @@ class ReplayBuffer:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue as the buffer whose state it is; rows that were written to the storage since are kept."""
         if state_dict["capacity"] != self.capacity:
-            raise ValueError(f"the state is of a buffer of {state_dict['capacity']} rows; this one has {self.capacity}")
+            raise ValueError(
+                f"the state is of a buffer of {state_dict['capacity']} rows; this one has {self.capacity}"
+            )
         rows = state_dict.get("rows")
         if rows is not None:
             if self.rows is None:

@@ -51,7 +51,9 @@ class RingCounters:
         self._numbers = torch.from_file(self.path, shared=True, size=3, dtype=torch.int64)
         held = int(self._numbers[2])
         if held not in (0, self.capacity):
-            raise ValueError(f"{self.path} counts the rows of a buffer of {held} rows; this one has {self.capacity}")
+            raise ValueError(
+                f"{self.path} counts the rows of a buffer of {held} rows; this one has {self.capacity}"
+            )
         self._numbers[2] = self.capacity
 
     @property
@@ -86,7 +88,9 @@ class RingCounters:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
-            raise RuntimeError(f"another process writes to the buffer of {self.path}: a buffer has one writer") from None
+            raise RuntimeError(
+                f"another process writes to the buffer of {self.path}: a buffer has one writer"
+            ) from None
         self._owner = os.getpid(), handle
 
     @contextlib.contextmanager

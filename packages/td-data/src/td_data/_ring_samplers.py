@@ -37,7 +37,9 @@ class RingSampler:
         """Take note of rows that were written, with the values of their key."""
         self.seen = stop
 
-    def draw(self, low: int, high: int, count: int, generator: torch.Generator) -> tuple[Tensor, dict[Any, Tensor]]:
+    def draw(
+        self, low: int, high: int, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, dict[Any, Tensor]]:
         """Return the numbers of ``count`` items, and further entries of the batch."""
         return low + self._draw_uniform(high - low, count, generator), {}
 
@@ -119,7 +121,9 @@ class PrioritizedSampler(RingSampler):
             self._sums[level + 1][target] = below.sum(1)
             least[target] = smallest.amin(1)
 
-    def draw(self, low: int, high: int, count: int, generator: torch.Generator) -> tuple[Tensor, dict[Any, Tensor]]:
+    def draw(
+        self, low: int, high: int, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, dict[Any, Tensor]]:
         """Return the numbers of rows that were drawn, and their weights."""
         self._drop(low, high)
         total = float(self._sums[-1])
@@ -158,7 +162,9 @@ class PrioritizedSampler(RingSampler):
         wrong = ~(priority.isfinite() & (priority >= 0))
         if bool(wrong.any()):
             place = int(wrong.nonzero()[0])
-            raise ValueError(f"priorities are finite and not negative; got {float(priority[place])} at position {place}")
+            raise ValueError(
+                f"priorities are finite and not negative; got {float(priority[place])} at position {place}"
+            )
         if priority.numel():
             self._largest = max(self._largest, float(priority.max()))
         held = (numbers >= low) & (numbers < high)
@@ -179,7 +185,9 @@ class PrioritizedSampler(RingSampler):
     def load_state_dict(self, state: dict[str, Tensor], seen: int) -> None:
         """Take over priorities."""
         if len(state["priorities"]) != self.capacity:
-            raise ValueError(f"the state is of {len(state['priorities'])} rows, the buffer has {self.capacity}")
+            raise ValueError(
+                f"the state is of {len(state['priorities'])} rows, the buffer has {self.capacity}"
+            )
         self._write(torch.arange(self.capacity), state["priorities"])
         self._largest, self.seen = float(state["largest"]), seen
 
@@ -222,14 +230,14 @@ class SliceSampler(RingSampler):
         super().start(capacity)
         #: Where each episode begins, and how many slices begin before it; the last one is still open.
         self._begins = torch.zeros(2, 64, dtype=torch.int64)
-        self._count, self._before = 0, None
+        self._count = 0
+        self._before: Tensor | None = None
 
     def add(self, first: int, stop: int, values: Tensor | None) -> None:
         """Find the episodes of rows that were written."""
         assert values is not None
         if first > self.seen or not self._count:
-            self._before: Tensor | None = None
-            self._count = 0
+            self._before, self._count = None, 0
             self._append(torch.tensor([first]))
         ends = find_episode_ends(values, self._is_end, self._before) + first
         self._append(ends)
@@ -251,7 +259,9 @@ class SliceSampler(RingSampler):
             self._begins[1, from_ + 1 : count] = self._begins[1, from_] + slices.cumsum(0)
         self._count = count
 
-    def draw(self, low: int, high: int, count: int, generator: torch.Generator) -> tuple[Tensor, dict[Any, Tensor]]:
+    def draw(
+        self, low: int, high: int, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, dict[Any, Tensor]]:
         """Return the numbers of the rows of slices, in the time of a binary search."""
         begins, before = self._begins[:, : self._count]
         oldest = int(torch.searchsorted(begins, low, right=True)) - 1
@@ -263,9 +273,12 @@ class SliceSampler(RingSampler):
         number = bottom + self._draw_uniform(top - bottom, count, generator)
         episode = torch.searchsorted(before, number, right=True) - 1
         first = begins[episode] + number - before[episode]
-        last = torch.where(
-            episode + 1 < self._count, begins[(episode + 1).clamp(max=self._count - 1)], high
-        )[:, None] - 1
+        last = (
+            torch.where(episode + 1 < self._count, begins[(episode + 1).clamp(max=self._count - 1)], high)[
+                :, None
+            ]
+            - 1
+        )
         rows = first[:, None] + torch.arange(self.slice_len)
         if oldest > 1024 and 2 * oldest > self._count:
             self._begins, self._count = self._begins[:, oldest : self._count].clone(), self._count - oldest

@@ -89,10 +89,10 @@ class Sampler(ABC):
             start += last - first
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _set_ranks(self, batch_size: int, world: int) -> None:
+    def _set_ranks(self, batch_size: int, world: int) -> None:  # noqa: B027  most samplers need none
         """Raise ValueError if the order cannot be split in this way."""
 
-    def _bind(self, data: Sized) -> None:
+    def _bind(self, data: Sized) -> None:  # noqa: B027  most samplers need none
         """Take from the data what the constructor was not given."""
 
     def _get_reach(self) -> int:
@@ -104,14 +104,14 @@ class Sampler(ABC):
         seed = getattr(self, "seed", None)
         return {"name": type(self).__name__, **({} if seed is None else {"seed": seed})}
 
-    def _adopt(self, described: dict[str, Any]) -> None:
+    def _adopt(self, described: dict[str, Any]) -> None:  # noqa: B027  most samplers need none
         """Take from a state what the constructor was not given."""
 
     def _get_counts(self, epoch: int, row: int) -> dict[str, Any]:
         """Return what makes the start at a row fast."""
         return {}
 
-    def _set_counts(self, state: dict[str, Any]) -> None:
+    def _set_counts(self, state: dict[str, Any]) -> None:  # noqa: B027  most samplers need none
         """Take over what ``_get_counts`` has returned."""
 
 
@@ -224,7 +224,12 @@ class RandomSampler(Sampler):
     """
 
     def __init__(
-        self, data_source: DataSource, *, replacement: bool = False, num_samples: int | None = None, seed: int = 0
+        self,
+        data_source: DataSource,
+        *,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        seed: int = 0,
     ) -> None:
         self._count, self.replacement, self.seed = count_rows(data_source), replacement, check_seed(seed)
         self.num_samples = self._count if num_samples is None else check_count(num_samples, "num_samples")
@@ -248,7 +253,9 @@ class RandomSampler(Sampler):
         if self.num_samples <= count:
             keys = make_keys(seed)
             return PagedOrder(lambda start, stop: permute(torch.arange(start, stop), count, keys), len(self))
-        return PagedOrder(lambda start, stop: permute_passes(torch.arange(start, stop), count, seed), len(self))
+        return PagedOrder(
+            lambda start, stop: permute_passes(torch.arange(start, stop), count, seed), len(self)
+        )
 
     def _describe(self) -> dict[str, Any]:
         return {**super()._describe(), "rows": self._count, "replacement": self.replacement}
@@ -370,7 +377,9 @@ class MixtureSampler(Sampler):
 
     def _draw_parts(self, epoch: int, number: int) -> Tensor:
         """Return the part of each row of a page."""
-        drawn = self._draws.find(draw_uniform(mix(self.seed, epoch, "mixture", number), self._page // self.run))
+        drawn = self._draws.find(
+            draw_uniform(mix(self.seed, epoch, "mixture", number), self._page // self.run)
+        )
         return drawn.repeat_interleave(self.run)
 
     def _count(self, parts: Tensor) -> Tensor:
@@ -388,7 +397,12 @@ class MixtureSampler(Sampler):
 
     def _describe(self) -> dict[str, Any]:
         lengths = mix(0, *self.lengths)
-        return {**super()._describe(), "run": self.run, "lengths": lengths, "weights": self._draws.get_checksum()}
+        return {
+            **super()._describe(),
+            "run": self.run,
+            "lengths": lengths,
+            "weights": self._draws.get_checksum(),
+        }
 
     def _get_counts(self, epoch: int, row: int) -> dict[str, Any]:
         return {"counts": self._count_before(epoch, row // self._page).tolist()}

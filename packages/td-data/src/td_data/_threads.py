@@ -136,13 +136,16 @@ class ThreadEngine(Generic[T]):
         if self._threads is None:
             slot.run()
         if not slot.wait(self._timeout):
-            raise Failure(task, TimeoutError(f"no batch for {self._timeout} seconds: a thread still reads it"))
+            raise Failure(
+                task, TimeoutError(f"no batch for {self._timeout} seconds: a thread still reads it")
+            )
         self._slots.popleft()
         if slot.error is not None:
             raise Failure(task, slot.error)
         if self._threads is not None:
             self._fill(self._depth)
-        return task, slot.value  # type: ignore[return-value]  without a task there is an error
+        assert task is not None  # a slot without a task has an error
+        return task, slot.value
 
     def has_next(self) -> bool:
         """Return True if there is a next result, without waiting for it."""

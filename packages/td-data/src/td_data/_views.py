@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,7 +46,9 @@ class View(ABC):
             )
         wrong = (positions < -len(self)) | (positions >= len(self))
         if bool(wrong.any()):
-            raise IndexError(f"position {int(positions[wrong][0])} is out of range: the view has {len(self)} rows")
+            raise IndexError(
+                f"position {int(positions[wrong][0])} is out of range: the view has {len(self)} rows"
+            )
         return self._read(torch.where(positions < 0, positions + len(self), positions))
 
     def __getitems__(self, indices: list[int]) -> Any:
@@ -79,12 +82,17 @@ class Concat(View):
         for number, part in enumerate(self.parts):
             name = repr(self.names[number]) if self.names else str(number)
             rows = _find_rows(part)
-            if (rows is None) != (first is None):
-                raise StructureError(f"part {name} is a {type(part).__name__}, the first is a {type(self.parts[0]).__name__}")
+            if (rows is None) != (first is None) or _describe_form(part) != _describe_form(self.parts[0]):
+                raise StructureError(
+                    f"part {name} is a {type(part).__name__}, the first is a {type(self.parts[0]).__name__}, or rows of "
+                    "another length"
+                )
             if rows is None or first is None:
                 continue
-            if self.names and "source" in rows.keys():
-                raise StructureError(f"part {name} has an entry 'source', which the names of the parts would replace")
+            if self.names and "source" in rows.keys():  # noqa: SIM118
+                raise StructureError(
+                    f"part {name} has an entry 'source', which the names of the parts would replace"
+                )
             try:
                 check_rows(first[:1], rows[:1])
             except StructureError as error:
@@ -125,6 +133,12 @@ class Concat(View):
             own = part.row_blocks() if hasattr(part, "row_blocks") else [range(length)]
             blocks += [range(block.start + stop - length, block.stop + stop - length) for block in own]
         return blocks
+
+
+def _describe_form(view: Any) -> tuple[object, ...]:
+    """Return what decides the batch size of the rows of a view."""
+    own = type(view) if isinstance(view, (Slices, Packed)) else None
+    return own, *(getattr(view, name, None) for name in ("slice_len", "seq_len", "_extra") if own)
 
 
 def _find_rows(view: Any) -> Any:
@@ -221,7 +235,7 @@ class Slices(View):
         before = torch.where(episode > 0, self._counts[episode - 1], 0)
         inside = -(-(starts - self._starts[episode]) // self._stride)
         items = (before + inside.clamp(min=0)).minimum(self._counts[episode]).tolist()
-        return [range(first, last) for first, last in zip(items, items[1:]) if first < last]
+        return [range(first, last) for first, last in pairwise(items) if first < last]
 
 
 class _LoadedSlices:
@@ -267,7 +281,11 @@ def find_episode_ends(values: Tensor, is_end: bool, before: Tensor | None) -> Te
         before: the value of the row before these.
     """
     if is_end:
-        return values.flatten(1).any(1).nonzero().flatten() + 1 if values.ndim > 1 else values.nonzero().flatten() + 1
+        return (
+            values.flatten(1).any(1).nonzero().flatten() + 1
+            if values.ndim > 1
+            else values.nonzero().flatten() + 1
+        )
     both = values if before is None else torch.cat([before, values])
     changed = both[1:] != both[:-1]
     changed = changed.flatten(1).any(1) if changed.ndim > 1 else changed
@@ -275,16 +293,16 @@ def find_episode_ends(values: Tensor, is_end: bool, before: Tensor | None) -> Te
 
 
 def _read_key(data: Any, key: NestedKey | None, start: int, stop: int) -> Tensor:
-    if isinstance(data, Concat):
-        found, first = [], 0
-        for part, length in zip(data.parts, data.lengths):
-            if first < stop and start < first + length:
-                found.append(_read_key(part, key, max(start - first, 0), min(stop - first, length)))
-            first += length
-        return torch.cat(found)
-    if is_tensor_collection(data):
-        return data.get(key)[start:stop].clone()  # type: ignore[no-any-return]
-    return data[torch.arange(start, stop)][key]  # type: ignore[no-any-return]
+    if not isinstance(data, Concat):
+        is_own = is_tensor_collection(data)
+        found: Tensor = data.get(key)[start:stop].clone() if is_own else data[torch.arange(start, stop)][key]
+        return found
+    parts, first = [], 0
+    for part, length in zip(data.parts, data.lengths):
+        if first < stop and start < first + length:
+            parts.append(_read_key(part, key, max(start - first, 0), min(stop - first, length)))
+        first += length
+    return torch.cat(parts)
 
 
 class Packed(View):

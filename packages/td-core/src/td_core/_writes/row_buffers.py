@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from .._plans.index import plan_index
 from .._torch.private import without_torch_function
 from .._tree.buffers import index_leaves, is_stored
 from .._tree.node import Core
+from .._tree.walks import list_holders, walk
 from ..errors import StructureError
 from .check import describe_leaf
 from .pair import as_plain
@@ -58,21 +61,28 @@ def take_into(data: Core, positions: Tensor, out: Core) -> None:
     >>> out["a"]
     tensor([7., 5.])
     """
-    if len(out.batch_size) < 1 or out.batch_size[0] != len(positions):
+    if out.batch_size[:1] != (len(positions),):
         raise StructureError(f"out has the batch size {list(out.batch_size)}, for {len(positions)} positions")
-    check_rows(data, out)
     targets: list[Tensor] = []
     sources: list[Tensor] = []
-    out._zip_leaves(data, targets, sources)
-    if any(map(is_stored, sources)) or not all(map(_can_select, sources, targets)):
-        taken = index_leaves(data, plan_index(data.batch_size, positions))
-        sources = []
-        out._flatten_other(taken, sources)
+    if _has_rows(data) and _has_rows(out):
+        check_rows(data, out)
+        out._zip_leaves(data, targets, sources)
+    if not sources or any(map(is_stored, sources)) or not all(map(_can_select, sources, targets)):
+        taken: Any = index_leaves(data, plan_index(positions, data.batch_size))
+        check_rows(out, taken)
+        targets, sources = [], []
+        out._zip_leaves(taken, targets, sources)
         copy_all(targets, sources)
         return
     with torch.no_grad(), without_torch_function():
         for source, target in zip(sources, targets):
             torch.index_select(source, 0, positions, out=target)
+
+
+def _has_rows(root: Core) -> bool:
+    """Return True if the first dim of all leaves counts rows: not so for those of the members of a lazy stack."""
+    return all(holder is node._inner() for node in walk(root) for holder in list_holders(node))
 
 
 def _can_select(source: Tensor, target: Tensor) -> bool:

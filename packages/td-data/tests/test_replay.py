@@ -1,0 +1,361 @@
+"""Replay buffers: rules R1 to R10."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td_core import StructureError, TensorDict
+from td_core.errors import KeyMismatchError
+from td_data import PrioritizedSampler, RandomSampler, ReplayBuffer, SliceSampler, prefetch
+from td_data._ring_counters import RingCounters
+
+
+def make_rows(first: int, count: int, length: int = 5) -> TensorDict:
+    """Return rows that have their number, in episodes of one length."""
+    number = torch.arange(first, first + count)
+    done = (number % length == length - 1)[:, None]
+    return TensorDict(
+        {"number": number, "n": {"x": number[:, None] * 1.0}, "traj": number // length, "done": done}, [count]
+    )
+
+
+def fill(buffer: ReplayBuffer, *counts: int) -> ReplayBuffer:
+    for count in counts:
+        buffer.extend(make_rows(buffer.write_count, count))
+    return buffer
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 14), max_size=8))
+def test_r1_numbers_are_those_of_writes(capacity: int, counts: list[int]) -> None:
+    buffer = ReplayBuffer(capacity)
+    written = 0
+    for count in counts:
+        assert buffer.extend(make_rows(written, count)).tolist() == list(range(written, written + count))
+        written += count
+    assert (buffer.write_count, len(buffer), buffer.capacity) == (written, min(written, capacity), capacity)
+    if written:
+        numbers = torch.arange(max(written - capacity, 0), written)
+        assert buffer[numbers]["number"].equal(numbers)
+        batch = buffer.sample(50)
+        assert batch["index"].equal(batch["number"])
+        assert set(batch["index"].tolist()) <= set(numbers.tolist())
+        assert buffer[written - 1]["number"] == written - 1
+
+
+def test_r1_row_that_was_overwritten_is_an_error() -> None:
+    buffer = fill(ReplayBuffer(4), 6)
+    with pytest.raises(IndexError, match="row 1 was overwritten: the buffer has the numbers from 2 to 5"):
+        buffer[torch.tensor([5, 1])]
+    with pytest.raises(IndexError, match="row 6 was not written yet"):
+        buffer[6]
+
+
+def test_r1_add_writes_one_row() -> None:
+    buffer = ReplayBuffer(make_rows(0, 3).zero_())
+    assert [buffer.add(make_rows(i, 1)[0]) for i in range(4)] == [0, 1, 2, 3]
+    assert buffer[3]["n", "x"].tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda rows: rows.exclude("traj"), "missing keys|extra keys"),
+        (lambda rows: rows.set("more", rows["number"]), "more"),
+        (lambda rows: rows.set("number", rows["number"].float()), "key 'number' has dtype torch.int64"),
+        (lambda rows: rows.set(("n", "x"), torch.zeros(4, 2)), r"key \('n', 'x'\)"),
+        (lambda rows: rows.unsqueeze(1), "batch size"),
+    ],
+)
+def test_r2_rows_that_differ_are_refused_before_a_write(change: Any, text: str) -> None:
+    buffer = fill(ReplayBuffer(6), 4)
+    before = buffer.rows.clone()
+    with pytest.raises((StructureError, KeyMismatchError), match=text):
+        buffer.extend(change(make_rows(4, 4)))
+    assert bool((buffer.rows == before).all())
+    assert buffer.write_count == 4
+    with pytest.raises(TypeError, match="add\\(\\) writes one row"):
+        buffer.extend(make_rows(0, 2)[0])
+
+
+def test_r3_sample_sees_what_was_written_and_prefetch_is_ahead() -> None:
+    buffer = ReplayBuffer(100, batch_size=8)
+    with pytest.raises(ValueError, match="the buffer is empty"):
+        buffer.sample()
+    fill(buffer, 1)
+    assert buffer.sample()["number"].tolist() == [0] * 8
+    batches = prefetch(iter(buffer.sample, None), 2)
+    assert next(batches)["number"].tolist() == [0] * 8
+    batches.close()
+    with pytest.raises(ValueError, match="sample needs a batch size"):
+        fill(ReplayBuffer(3), 1).sample()
+
+
+def test_r4_uniform_draws_have_a_seed_of_their_own() -> None:
+    before = torch.random.get_rng_state()
+    one, two, other = (fill(ReplayBuffer(50, seed=seed), 80).sample(20)["index"] for seed in (1, 1, 2))
+    assert one.equal(two)
+    assert not one.equal(other)
+    assert torch.random.get_rng_state().equal(before)
+    counts = fill(ReplayBuffer(10), 10).sample(20_000)["index"].bincount()
+    assert bool(((counts - 2000).abs() < 4 * 2000**0.5).all())
+
+
+@pytest.mark.parametrize("capacity", [1, 31, 32, 33, 1000, 1025, 40_000])
+def test_r5_draws_are_those_of_cumsum_and_searchsorted(capacity: int) -> None:
+    sampler = PrioritizedSampler(alpha=0.7, beta=0.5)
+    buffer = fill(ReplayBuffer(capacity, sampler=sampler), capacity)
+    generator = torch.Generator().manual_seed(1)
+    priority = torch.rand(capacity, generator=generator, dtype=torch.float64)
+    buffer.update_priority(torch.arange(capacity), priority)
+    p = (priority + 1e-8) ** 0.7
+    for _ in range(3):
+        other = torch.Generator()
+        other.set_state(buffer._generator.get_state())
+        target = torch.rand(500, dtype=torch.float64, generator=other) * p.cumsum(0)[-1]
+        batch = buffer.sample(500)
+        wanted = torch.searchsorted(p.cumsum(0), target, right=True)
+        assert batch["index"].equal(wanted)
+        torch.testing.assert_close(batch["priority_weight"], ((p / p.min()) ** -0.5)[wanted].float())
+
+
+def test_r5_sums_do_not_drift() -> None:
+    sampler = PrioritizedSampler()
+    buffer = fill(ReplayBuffer(500, sampler=sampler), 500)
+    for step in range(300):
+        buffer.update_priority(torch.randint(500, (64,)), torch.rand(64) * 10 ** (step % 9 - 4))
+    for below, above in zip(sampler._sums, sampler._sums[1:]):
+        whole = below.view(-1, 32).sum(1)
+        assert whole.equal(above[: len(whole)])
+
+
+def test_r5_new_rows_get_the_largest_priority_and_old_ones_are_left_out() -> None:
+    buffer = fill(ReplayBuffer(4, sampler=PrioritizedSampler(alpha=1.0, eps=0.0)), 4)
+    assert buffer.update_priority(torch.tensor([0, 1, 2, 3]), torch.tensor([8.0, 1.0, 0.0, 0.0])) == 4
+    fill(buffer, 1)
+    assert buffer.update_priority(torch.tensor([0, 4, 2]), torch.tensor([100.0, 0.0, 2.0])) == 2
+    counts = buffer.sample(3000)["index"].bincount(minlength=5)
+    assert counts[[0, 3, 4]].tolist() == [0, 0, 0]
+    assert abs(int(counts[1]) - 1000) < 120
+
+
+def test_r5_largest_of_several_priorities_counts() -> None:
+    buffer = fill(ReplayBuffer(2, sampler=PrioritizedSampler(alpha=1.0, eps=0.0)), 2)
+    buffer.update_priority([0, 1, 0, 0], [1.0, 0.0, 5.0, 2.0])
+    assert buffer._sampler.state_dict()["priorities"].tolist() == [5.0, 0.0]
+
+
+def test_r5_all_zero_priorities_draw_uniformly() -> None:
+    buffer = fill(ReplayBuffer(4, sampler=PrioritizedSampler(eps=0.0)), 3)
+    buffer.update_priority(torch.arange(3), 0.0)
+    batch = buffer.sample(300)
+    assert set(batch["index"].tolist()) == {0, 1, 2}
+    assert batch["priority_weight"].unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_r5_priority_that_is_no_number_is_refused(value: float) -> None:
+    buffer = fill(ReplayBuffer(4, sampler=PrioritizedSampler()), 4)
+    with pytest.raises(
+        ValueError, match=f"priorities are finite and not negative; got {value} at position 1"
+    ):
+        buffer.update_priority([0, 1], [1.0, value])
+    with pytest.raises(ValueError, match="one priority for each number; got 3 for 2"):
+        buffer.update_priority([0, 1], [1.0, 2.0, 3.0])
+    with pytest.raises(TypeError, match="has no priorities: pass sampler=PrioritizedSampler"):
+        fill(ReplayBuffer(4), 1).update_priority([0], 1.0)
+
+
+def list_slices(low: int, high: int, length: int, slice_len: int, pad: bool) -> list[list[int]]:
+    """Return the slices of episodes that a ring has, by hand."""
+    found = []
+    for start in range(low, high):
+        end = min((start // length + 1) * length, high)
+        if pad or start + slice_len <= end:
+            found.append([min(start + i, end - 1) for i in range(slice_len)])
+    return found
+
+
+@given(
+    st.integers(3, 40),
+    st.lists(st.integers(0, 25), min_size=1, max_size=6),
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_r6_slices_are_those_of_episodes_in_the_ring(
+    capacity: int, counts: list[int], length: int, slice_len: int, pad: bool, by_end: bool
+) -> None:
+    key = {"end_key": "done"} if by_end else {"traj_key": "traj"}
+    buffer = ReplayBuffer(capacity, sampler=SliceSampler(slice_len, pad=pad, **key))
+    for count in counts:
+        buffer.extend(make_rows(buffer.write_count, count, length))
+    low, high = max(buffer.write_count - capacity, 0), buffer.write_count
+    wanted = list_slices(low, high, length, slice_len, pad)
+    if not wanted:
+        with pytest.raises(ValueError, match="buffer is empty|no episode in the buffer has"):
+            buffer.sample(4)
+        return
+    batch = buffer.sample(40 * len(wanted))
+    assert batch["number"].equal(batch["index"])
+    assert batch.batch_size == (40 * len(wanted), slice_len)
+    assert sorted({tuple(row) for row in batch["index"].tolist()}) == sorted(map(tuple, wanted))
+    if pad:
+        assert batch["is_pad"].any(1).sum() <= len(batch)
+
+
+def test_r6_slices_are_drawn_uniformly() -> None:
+    buffer = ReplayBuffer(30, sampler=SliceSampler(3, traj_key="traj"))
+    buffer.extend(make_rows(0, 44, 11))
+    first = buffer.sample(24_000)["index"][:, 0].bincount(minlength=44)
+    starts = [row[0] for row in list_slices(14, 44, 11, 3, False)]
+    wanted = 24_000 / len(starts)
+    assert bool(((first[starts] - wanted).abs() < 4 * wanted**0.5).all())
+    assert int(first.sum()) == int(first[starts].sum())
+
+
+def test_r6_many_short_episodes_keep_few_in_memory() -> None:
+    sampler = SliceSampler(2, traj_key="traj")
+    buffer = ReplayBuffer(1000, sampler=sampler)
+    for _ in range(40):
+        buffer.extend(make_rows(buffer.write_count, 900, 2))
+        assert buffer.sample(5).batch_size == (5, 2)
+    assert sampler._count < 5000
+
+
+@pytest.mark.parametrize("make", [lambda: None, PrioritizedSampler, lambda: SliceSampler(3, end_key="done")])
+def test_r7_loaded_state_continues_with_the_same_draws(make: Any) -> None:
+    buffer = fill(ReplayBuffer(20, sampler=make(), batch_size=6, seed=3), 17, 9)
+    if isinstance(buffer._sampler, PrioritizedSampler):
+        buffer.update_priority(torch.arange(10, 20), torch.rand(10))
+    buffer.sample()
+    state = pickle.loads(pickle.dumps(buffer.state_dict()))
+    other = ReplayBuffer(20, sampler=make(), batch_size=6, seed=4)
+    other.load_state_dict(state)
+    for _ in range(3):
+        assert bool((other.sample() == buffer.sample()).all())
+        fill(buffer, 4), fill(other, 4)
+    with pytest.raises(ValueError, match="the state is of a buffer of 20 rows; this one has 21"):
+        ReplayBuffer(21).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: ReplayBuffer(0), ValueError, "the capacity is an integer of 1 or more; got 0"),
+        (lambda: ReplayBuffer(TensorDict()), TypeError, "a collection with batch dims; got TensorDict"),
+        (lambda: ReplayBuffer([1]), TypeError, "a collection with batch dims; got list"),
+        (
+            lambda: ReplayBuffer(make_rows(0, 3).set("index", torch.zeros(3))),
+            ValueError,
+            "has an entry 'index'",
+        ),
+        (
+            lambda: ReplayBuffer(3, sampler=RandomSampler(3)),
+            TypeError,
+            "got RandomSampler, which is for a Loader",
+        ),
+        (lambda: ReplayBuffer(3, batch_size=0), ValueError, "batch_size is an integer of 1 or more"),
+        (lambda: ReplayBuffer(3, path="x"), ValueError, "path needs a storage that other processes can open"),
+        (lambda: PrioritizedSampler(alpha=-1), ValueError, "alpha is a finite number of 0 or more; got -1"),
+        (lambda: SliceSampler(0, traj_key="a"), ValueError, "slice_len is an integer of 1 or more"),
+        (lambda: SliceSampler(2), ValueError, "exactly one of traj_key and end_key"),
+    ],
+)
+def test_e6_wrong_argument_is_refused(make: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        make()
+
+
+def test_r8_rows_of_an_extend_that_was_cut_off_stay_invalid(tmp_path: Path) -> None:
+    storage = make_rows(0, 10).zero_().share_memory_()
+    path = tmp_path / "counters"
+    buffer = fill(ReplayBuffer(storage, path=path), 15)
+    buffer._counters.reserve(18)  # what a killed writer leaves: rows 5 to 7 may be torn
+    buffer._counters.close()
+    again = ReplayBuffer(storage, path=path, sampler=PrioritizedSampler())
+    assert (len(again), again.write_count) == (7, 15)
+    assert set(again.sample(400)["index"].tolist()) == set(range(8, 15))
+    again.extend(make_rows(15, 1))
+    assert len(again) == 8
+    assert set(again.sample(400)["index"].tolist()) == set(range(8, 16))
+    again.extend(make_rows(16, 4))
+    assert set(again.sample(400)["index"].tolist()) == set(range(10, 20))
+
+
+def test_r8_counters_of_another_capacity_are_refused(tmp_path: Path) -> None:
+    ReplayBuffer(make_rows(0, 10), path=tmp_path / "counters")
+    with pytest.raises(ValueError, match="counts the rows of a buffer of 10 rows; this one has 11"):
+        ReplayBuffer(make_rows(0, 11), path=tmp_path / "counters")
+
+
+def test_r9_second_writer_is_refused(tmp_path: Path) -> None:
+    storage = make_rows(0, 10).share_memory_()
+    fill(one := ReplayBuffer(storage, path=tmp_path / "counters"), 3)
+    two = ReplayBuffer(storage, path=tmp_path / "counters")
+    assert set(two.sample(40)["index"].tolist()) == {0, 1, 2}
+    with pytest.raises(
+        RuntimeError, match="another process writes to the buffer of .*counters: a buffer has one writer"
+    ):
+        fill(two, 3)
+    one._counters.close()
+    fill(two, 3)
+    assert one.write_count == 6
+
+
+def test_r9_rows_that_are_overwritten_during_a_read_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = fill(ReplayBuffer(10), 10)
+    gather, calls = ReplayBuffer._gather, []
+
+    def overwrite(self: ReplayBuffer, numbers: torch.Tensor) -> Any:
+        calls.append(numbers)
+        if len(calls) == 1:
+            fill(buffer, 8)
+        return gather(self, numbers)
+
+    monkeypatch.setattr(ReplayBuffer, "_gather", overwrite)
+    batch = buffer.sample(30)
+    assert len(calls) == 2
+    assert batch["number"].equal(batch["index"])
+    assert int(batch["index"].min()) >= 8
+
+
+def test_r9_readers_take_a_lock_where_stores_have_no_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("td_data._ring_counters._IS_ORDERED", False)
+    buffer = fill(ReplayBuffer(make_rows(0, 10), path=tmp_path / "counters"), 12)
+    assert set(buffer.sample(99)["index"].tolist()) == set(range(2, 12))
+    assert (tmp_path / "counters.lock").exists()
+
+
+def test_r9_counters_are_shared_by_a_pickle(tmp_path: Path) -> None:
+    counters = RingCounters(7, os.fspath(tmp_path / "counters"), False, True)
+    other = pickle.loads(pickle.dumps(counters))
+    counters.reserve(9), counters.publish(9)
+    assert (other.low, other.written) == (2, 9)
+
+
+def test_r9_sampler_of_a_reader_sees_rows_of_the_writer(tmp_path: Path) -> None:
+    storage = make_rows(0, 20).zero_().share_memory_()
+    writer = ReplayBuffer(storage, path=tmp_path / "counters")
+    reader = ReplayBuffer(storage, path=tmp_path / "counters", sampler=SliceSampler(3, end_key="done"))
+    for _ in range(8):
+        fill(writer, 7)
+        batch = reader.sample(50)
+        assert batch["number"].equal(batch["index"])
+        assert bool((batch["traj"] == batch["traj"][:, :1]).all())
+
+
+def test_r10_rows_are_copied_to_the_device_of_the_storage(device: torch.device) -> None:
+    buffer = ReplayBuffer(make_rows(0, 10).to(device))
+    buffer.extend(make_rows(0, 4))
+    assert buffer.sample(3).to("cpu")["number"].device.type == "cpu"
