@@ -389,7 +389,7 @@ except KeyboardInterrupt:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stderr == ""
-    assert time.monotonic() - float(done.stdout) < 5
+    assert time.monotonic() - float(done.stdout) < 20  # a read takes 30
 
 
 def test_windows_are_read_once_and_freed() -> None:

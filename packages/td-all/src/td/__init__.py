@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import td_core as _td_core
-import td_data as data
+import td_data as data  # noqa: F401  a name of td
 import td_distributed as _td_distributed
 import td_memmap as _td_memmap
 import td_nn as _td_nn

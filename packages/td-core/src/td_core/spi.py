@@ -53,20 +53,20 @@ from ._tree.locks import check_in_memory, check_unlocked, lock
 from ._tree.node import LEAF_KINDS, EntrySchema
 from ._tree.node import Core as Node
 from ._tree.walks import expand, visit, walk
-from ._writes.row_buffers import check_rows, take_into
+from ._writes import row_buffers
 from ._writes.run import copy_all
 
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "WRAPPING", "Checksum",
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
     "StorageBackend", "Switch", "Wrapper", "add_check_line", "allocate_file", "as_batch_size", "as_bytes", "as_device",
-    "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_rows", "check_same_format",
+    "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format",
     "check_table", "check_unlocked", "compare_check_line", "copy_all", "count_users", "decode_table", "describe_table",
     "dump_table", "expand", "foreach_kernel", "guard_forms", "has_check_line", "identify_file", "is_aliasing",
     "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "make_dense",
     "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index", "pytree",
-    "read_unreplaced", "register_pytree", "run_command", "run_in_background", "run_parallel", "save_together",
-    "select_keys", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "take_into", "user_class", "visit",
+    "read_unreplaced", "register_pytree", "row_buffers", "run_command", "run_in_background", "run_parallel", "save_together",
+    "select_keys", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit",
     "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 

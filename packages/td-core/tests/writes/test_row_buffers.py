@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from td_core import KeyMismatchError, StructureError, TensorCollection, TensorDict, lazy_stack
-from td_core.spi import check_rows, take_into
+from td_core.spi import row_buffers
 
 
 def make_rows(count: int) -> TensorDict:
@@ -35,12 +35,12 @@ def make_rows(count: int) -> TensorDict:
 )
 def test_check_rows_of_another_form_raises(change: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
-        check_rows(make_rows(9), change(make_rows(3)))
+        row_buffers.check_rows(make_rows(9), change(make_rows(3)))
 
 
 @pytest.mark.parametrize("count", [0, 3, 20])
 def test_check_rows_of_same_form_accepts_any_number(count: int) -> None:
-    check_rows(make_rows(9), make_rows(count))
+    row_buffers.check_rows(make_rows(9), make_rows(count))
 
 
 def make_strided(data: TensorDict) -> TensorDict:
@@ -63,14 +63,14 @@ def test_take_into_equals_index(name: str, positions: list[int]) -> None:
     index = torch.tensor(positions, dtype=torch.int64)
     out = make_rows(len(positions)).zero_()
     kept = [leaf.data_ptr() for leaf in out.values(True, True)]
-    take_into(data, index, out)
+    row_buffers.take_into(data, index, out)
     assert bool((out == make_rows(9)[index]).all())
     assert kept == [leaf.data_ptr() for leaf in out.values(True, True)]
 
 
 def test_take_into_members_writes_rows() -> None:
     out = lazy_stack([*make_rows(9).zero_().unbind(0)])
-    take_into(lazy_stack([*make_rows(9).unbind(0)]), torch.arange(9).flip(0), out)
+    row_buffers.take_into(lazy_stack([*make_rows(9).unbind(0)]), torch.arange(9).flip(0), out)
     assert out["n", "b"].tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
 
 
@@ -78,7 +78,7 @@ def test_take_into_strided_buffer_writes_its_rows() -> None:
     buffer = TensorDict(
         {"a": torch.zeros(4, 2, 2)[..., 0], "n": {"b": torch.zeros(4, dtype=torch.int64)}}, [4]
     )
-    take_into(make_rows(9), torch.tensor([1, 2, 3, 8]), buffer)
+    row_buffers.take_into(make_rows(9), torch.tensor([1, 2, 3, 8]), buffer)
     assert buffer["n", "b"].tolist() == [1, 2, 3, 8]
     assert buffer["a"].equal(make_rows(9)["a"][[1, 2, 3, 8]])
 
@@ -86,12 +86,12 @@ def test_take_into_strided_buffer_writes_its_rows() -> None:
 def test_take_into_wrong_number_of_rows_raises_before_a_write() -> None:
     out = make_rows(2).zero_()
     with pytest.raises(StructureError, match=r"out has the batch size \[2\], for 3 positions"):
-        take_into(make_rows(9), torch.tensor([0, 1, 2]), out)
+        row_buffers.take_into(make_rows(9), torch.tensor([0, 1, 2]), out)
     with pytest.raises(StructureError):
-        take_into(make_rows(9).double(), torch.tensor([8, 7]), out)
+        row_buffers.take_into(make_rows(9).double(), torch.tensor([8, 7]), out)
     assert not bool(out.any())
 
 
 def test_take_into_position_out_of_range_raises() -> None:
     with pytest.raises(IndexError):
-        take_into(make_rows(3), torch.tensor([3]), make_rows(1))
+        row_buffers.take_into(make_rows(3), torch.tensor([3]), make_rows(1))

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from ._blocks import BlockSampler
     from ._device_buffers import prefetch
     from ._loader import Loader
+    from ._position import Sampler
     from ._replay import ReplayBuffer
     from ._ring_samplers import PrioritizedSampler, SliceSampler
-    from ._samplers import MixtureSampler, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
+    from ._samplers import MixtureSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
     from ._views import Concat, Packed, Slices
 
 __version__ = _td_core.__version__
@@ -39,10 +40,11 @@ __getattr__, __dir__ = _lazy_names(
         "._blocks": ["BlockSampler"],
         "._device_buffers": ["prefetch"],
         "._loader": ["Loader"],
+        "._position": ["Sampler"],
         "._replay": ["ReplayBuffer"],
         "._ring_samplers": ["PrioritizedSampler", "SliceSampler"],
         "._samplers": [
-            "MixtureSampler", "RandomSampler", "Sampler", "SequentialSampler", "WeightedRandomSampler",
+            "MixtureSampler", "RandomSampler", "SequentialSampler", "WeightedRandomSampler",
         ],
         "._views": ["Concat", "Packed", "Slices"],
     },

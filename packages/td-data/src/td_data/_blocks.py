@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ._order import Order, make_keys, mix, permute
-from ._samplers import Sampler, check_count, check_seed
+from ._position import Sampler
+from ._samplers import check_count, check_seed
 
 
 class BlockSampler(Sampler):

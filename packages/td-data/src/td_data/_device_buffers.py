@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from td_core import StructureError, is_tensor_collection
-from td_core.spi import check_rows, take_into
+from td_core.spi import row_buffers
 from td_core.typing import DeviceType
 
 from ._reading import Reader
@@ -71,7 +71,7 @@ class DeviceCopies:
             return self._stage(view[positions])
         buffer = self._take()
         if buffer.rows is not None and len(positions) <= len(buffer.rows):
-            take_into(view, positions, buffer.rows[: len(positions)])
+            row_buffers.take_into(view, positions, buffer.rows[: len(positions)])
             return _Staged(buffer, len(positions))
         return self._fill(buffer, view[positions])
 
@@ -90,7 +90,7 @@ class DeviceCopies:
         try:
             if buffer.rows is None or count > len(buffer.rows):
                 raise StructureError("the buffer has fewer rows")
-            check_rows(buffer.rows, batch)
+            row_buffers.check_rows(buffer.rows, batch)
         except StructureError:
             buffer.rows = self._pin(batch)
         else:

@@ -16,10 +16,10 @@ from td_core.typing import DeviceType, Progress
 
 from ._blocks import BlockSampler
 from ._device_buffers import DeviceCopies
-from ._position import Position, Split, Step
+from ._position import Position, Sampler, Split, Step
 from ._process_engine import Fetched, NumberedBatches, ProcessEngine, get_view, keep
 from ._reading import Reader, Task, WindowReader, make_positions
-from ._samplers import RandomSampler, Sampler, SequentialSampler, check_seed
+from ._samplers import RandomSampler, SequentialSampler, check_seed
 from ._threads import Failure, ThreadEngine
 
 

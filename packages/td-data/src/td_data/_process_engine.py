@@ -16,9 +16,8 @@ from torch.utils.data import Sampler as TorchSampler
 
 from td_core.errors import WorkerError
 
-from ._position import Position, Split, Step
+from ._position import Batches, Position, Sampler, Split, Step
 from ._reading import Reader, Task
-from ._samplers import Batches, Sampler
 from ._threads import Failure
 
 

@@ -16,8 +16,7 @@ from td_core import cat, is_tensor_collection
 
 from ._blocks import BlockSampler, Window
 from ._order import Order, make_generator, mix
-from ._position import Step
-from ._samplers import Sampler
+from ._position import Sampler, Step
 from ._threads import Slot, Threads
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from td_core import TensorDict, is_tensor_collection, load, save
 from td_core import open as open_collection
-from td_core.spi import check_rows, is_stored
+from td_core.spi import is_stored, row_buffers
 from td_core.typing import DeviceType
 
 from ._order import make_generator, mix
@@ -116,7 +116,7 @@ class ReplayBuffer:
                 return torch.empty(0, dtype=torch.int64)
             self.rows = rows[0].expand(self.capacity, *rows.batch_size[1:]).clone()
             self._check_storage()
-        check_rows(self.rows, rows)
+        row_buffers.check_rows(self.rows, rows)
         counters, count = self._counters, len(rows)
         counters.claim()
         first = counters.written
@@ -233,7 +233,7 @@ class ReplayBuffer:
                 self.rows = rows.clone()
                 self._check_storage()
             else:
-                check_rows(self.rows, rows)
+                row_buffers.check_rows(self.rows, rows)
                 self.rows[:] = rows
         self._counters.claim()
         self._counters.reserve(state_dict["reserved"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from typing import Any, Union
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler as TorchSampler
 
 from ._order import (
     PAGE,
@@ -21,142 +19,10 @@ from ._order import (
     mix,
     permute,
 )
-from ._position import Position, Split, Step
+from ._position import Sampler
 
 DataSource = Union[Sized, int]  # noqa: UP007
 """A view, or its number of rows."""
-
-
-class Sampler(ABC):
-    """The order of the rows of an epoch, a pure function of the epoch.
-
-    A subclass provides ``order`` and ``__len__``. An attribute ``seed`` is compared when a state is loaded.
-
-    >>> from collections.abc import Callable
-    >>> from td_data import Loader, Sampler
-    >>> class Backwards(Sampler):
-    ...     def __len__(self):
-    ...         return 5
-    ...
-    ...     def order(self, epoch):
-    ...         return lambda start, stop: torch.arange(4 - start, 4 - stop, -1)
-    >>> [batch["a"].tolist() for batch in Loader(TensorDict({"a": torch.arange(5)}, [5]), 3, sampler=Backwards())]
-    [[4, 3, 2], [1, 0]]
-    """
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of rows of one epoch."""
-
-    @abstractmethod
-    def order(self, epoch: int) -> Order:
-        """Return a function that takes the first and last row, and returns the positions of these rows, of int64."""
-
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        drop_last: bool = False,
-        even: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
-    ) -> Batches:
-        """Return the order in batches, for the argument ``batch_sampler`` of a ``DataLoader`` of torch.
-
-        Each iteration is the next epoch. It has ``state_dict``, ``load_state_dict`` and ``set_epoch`` as a
-        :class:`Loader`, whose arguments these are.
-
-        >>> from td_data import SequentialSampler
-        >>> list(SequentialSampler(5).batches(2))
-        [[0, 1], [2, 3], [4]]
-        """
-        return Batches(self, Split(batch_size, drop_last, even, rank, world_size))
-
-    def _share(self, start: int, stop: int, rank: int, world: int, even: bool) -> tuple[range, ...]:
-        """Return the rows of a rank in a batch of all ranks; rows past the end of the epoch are its first rows."""
-        size = -(-(stop - start) // world)
-        first = start + rank * size
-        last = first + size if even else min(first + size, stop)
-        return (range(first, last),) if first < last else ()
-
-    def _take(self, order: Order, rows: range) -> Tensor:
-        """Return the positions of rows, which may be past the end of the epoch."""
-        length, start, parts = len(self), rows.start, []
-        while start < rows.stop:
-            first = start % length
-            last = min(first + rows.stop - start, length)
-            parts.append(order(first, last))
-            start += last - first
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _set_ranks(self, batch_size: int, world: int) -> None:  # noqa: B027  most samplers need none
-        """Raise ValueError if the order cannot be split in this way."""
-
-    def _bind(self, data: Sized) -> None:  # noqa: B027  most samplers need none
-        """Take from the data what the constructor was not given."""
-
-    def _get_reach(self) -> int:
-        """Return the number of rows that the positions are of, as far as the sampler has it."""
-        return 0
-
-    def _describe(self) -> dict[str, Any]:
-        """Return what a saved position must have in common with this sampler, as JSON."""
-        seed = getattr(self, "seed", None)
-        return {"name": type(self).__name__, **({} if seed is None else {"seed": seed})}
-
-    def _adopt(self, described: dict[str, Any]) -> None:  # noqa: B027  most samplers need none
-        """Take from a state what the constructor was not given."""
-
-    def _get_counts(self, epoch: int, row: int) -> dict[str, Any]:
-        """Return what makes the start at a row fast."""
-        return {}
-
-    def _set_counts(self, state: dict[str, Any]) -> None:  # noqa: B027  most samplers need none
-        """Take over what ``_get_counts`` has returned."""
-
-
-class Batches(TorchSampler[list[int]]):
-    """The order of a sampler in batches, with a position that is saved and loaded."""
-
-    def __init__(self, sampler: Sampler, split: Split) -> None:
-        split.check()
-        self._position, self._split = Position(sampler), split
-        self.batch_size, self.drop_last = split.batch_size, split.drop_last
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Iterate over the positions of each batch of an epoch."""
-        sampler = self._position.sampler
-        steps = self._position.begin(self._split)
-        order = None
-        for step in steps:
-            order = order or sampler.order(step.epoch)
-            batch = [position for rows in step.rows for position in sampler._take(order, rows).tolist()]
-            self._position.advance(step)
-            yield self._make_batch(step, batch)
-
-    def _make_batch(self, step: Step, positions: list[int]) -> list[int]:
-        return positions
-
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch on this rank."""
-        return self._position.count_batches(self._split)
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next batch."""
-        return self._position.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, as :meth:`Loader.set_epoch`."""
-        self._position.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch."""
-        return self._position.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a saved position."""
-        self._position.load_state_dict(state_dict)
 
 
 def count_rows(data_source: DataSource, what: str = "data_source") -> int:

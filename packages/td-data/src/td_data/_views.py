@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from td_core import StructureError, is_tensor_collection
-from td_core.spi import check_rows
+from td_core.spi import row_buffers
 from td_core.typing import NestedKey
 
 from ._order import make_keys, mix, permute
@@ -94,7 +94,7 @@ class Concat(View):
                     f"part {name} has an entry 'source', which the names of the parts would replace"
                 )
             try:
-                check_rows(first[:1], rows[:1])
+                row_buffers.check_rows(first[:1], rows[:1])
             except StructureError as error:
                 raise StructureError(f"part {name} differs from the first part: {error}") from None
 
@@ -269,7 +269,8 @@ def _find_ends(data: Any, traj_key: NestedKey | None, end_key: NestedKey | None)
         found.append(find_episode_ends(values, end_key is not None, before) + start)
         before = values[-1:]
     ends = torch.cat([*found, torch.tensor([count])]) if count else torch.empty(0, dtype=torch.int64)
-    return ends.unique()
+    result: Tensor = ends.unique()
+    return result
 
 
 def find_episode_ends(values: Tensor, is_end: bool, before: Tensor | None) -> Tensor:
