@@ -17,7 +17,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from td_core import TensorDict
-from td_core.plugins.declarations import Declaration
 from td_core.plugins.placeholders import Placeholder
 
 ROOT = Path(__file__).parent
@@ -107,7 +106,7 @@ _from_module = doctest.DocTestFinder._from_module  # type: ignore[attr-defined]
 
 def is_defined_in(finder: doctest.DocTestFinder, module: ModuleType, item: Any) -> bool:
     """Collect examples from the module that defines their object, even if its ``__module__`` is a public alias."""
-    if isinstance(item, (Declaration, Placeholder)):
+    if isinstance(item, Placeholder):
         return False  # The examples run where the package implements the method.
     if inspect.isfunction(item):
         return inspect.unwrap(item).__globals__ is vars(module)

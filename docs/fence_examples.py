@@ -12,8 +12,8 @@ from typing import Any
 
 import griffe
 
-#: Decorators of functions whose signature and docstring a declaration has.
-DECLARED = re.compile(r"(implements|implements_classmethod|shows|takes)\(")
+#: A decorator of functions whose signature has the fields of a dataclass.
+DECLARED = re.compile(r"shows\(")
 ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 

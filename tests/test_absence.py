@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from td_core import MissingPluginError, TensorCollection, TensorDict, TensorDictParams, lazy_stack
-from td_core.plugins.declarations import DECLARATIONS
 from td_core.plugins.placeholders import METHODS as PACKAGES
 
 METHODS = [(package, name) for name, package in PACKAGES.items()]
-METHODS += [(declaration.distribution, name) for name, declaration in DECLARATIONS.items()]
 
 
 @pytest.fixture

@@ -29,8 +29,6 @@ LAYERS = [
     ["_torch"],
     ["_python"],
     [
-        "plugins.declarations",
-        "plugins.memmap_methods",
         "plugins.methods",
         "plugins.placeholders",
     ],
@@ -197,7 +195,7 @@ def test_module_outside_core_imports_no_private_name_of_core(path: Path) -> None
     ("text", "expected"),
     [
         ("from td_core import TensorDict, __version__, spi", []),
-        ("from td_core.spi import visit; from td_core.plugins.declarations import implements", []),
+        ("from td_core.spi import visit; from td_core.plugins.hookspecs import hookimpl", []),
         ("from td_core._tree.walks import visit", ["td_core._tree.walks.visit"]),
         ("from td_core._tree import walks", ["td_core._tree.walks"]),
         ("import td_core._tree.walks", ["td_core._tree.walks"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -222,20 +223,27 @@ def test_added_dtype_is_seen_by_type_checker(tree: Path, run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def option(tree: Path) -> None:
+def option(tree: Path, run: Run) -> None:
     """Add an option to the methods that save, in the copy."""
-    path = tree / "packages/td-core/src/td_core/plugins/memmap_methods.py"
-    insert_after(path, "    checksums: bool = False\n", '    colour: str = "blue"\n')
+    packages = tree / "packages"
+    options = packages / "td-memmap/src/td_memmap/_options.py"
+    insert_after(options, "    durable: bool = False\n", '    colour: str = "blue"\n')
+    for path in (options.with_name("_methods.py"), packages / "td-core/src/td_core/_methods/saving.py"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"( +)durable: bool = False,\n", r'\g<0>\1colour: str = "blue",\n', text)
+        text = re.sub(r"( +)durable=durable,\n", r"\g<0>\1colour=colour,\n", text)
+        path.write_text(text, encoding="utf-8")
+    run("tools/generate_stub.py")
 
 
 SAVES = """
 import inspect, td_core
 from td_core import MissingPluginError, TensorDict, plugins
-from td_core.plugins.declarations import DECLARATIONS
+from td_memmap import _methods
 
 print(td_core.__file__)
 td, names = TensorDict({"a": 1}), ("memmap", "memmap_", "memmap_like")
-for method in (TensorDict.save, TensorDict.dumps, *(DECLARATIONS[name] for name in names)):
+for method in (TensorDict.save, TensorDict.dumps, *(getattr(_methods, name) for name in names)):
     print(inspect.signature(method).parameters["colour"])
 if "memmap" in {plugin.id for plugin in plugins() if plugin.state == "active"}:
     import td_memmap
@@ -291,6 +299,6 @@ def test_added_option_is_seen_by_type_checker(tree: Path, run: Run) -> None:
     (tree / "typed_saves.py").write_text(TYPED_SAVES, encoding="utf-8")
     found = run("-m", "mypy", "--strict", "typed_saves.py", code=1).splitlines()
     assert [line.partition("error: ")[2] for line in found if "error: " in line] == [
-        'Argument "colour" to "memmap" of "MemmapMethods" has incompatible type "int"; expected "str"  [arg-type]',
-        'Unexpected keyword argument "level" for "memmap_like" of "MemmapMethods"  [call-arg]',
+        'Argument "colour" to "memmap" of "DeclaredMethods" has incompatible type "int"; expected "str"  [arg-type]',
+        'Unexpected keyword argument "level" for "memmap_like" of "DeclaredMethods"  [call-arg]',
     ]

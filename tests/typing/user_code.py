@@ -87,7 +87,7 @@ def store(data: TensorDict, folder: Path) -> TensorDict:
     memmap(data, folder, color=1)  # type: ignore[call-arg]
     data.memmap(folder, color=1)  # type: ignore[call-arg]
     data.memmap_(archive=True)  # type: ignore[call-arg]
-    data.save(folder, num_threads="2")  # type: ignore[call-overload]
+    data.save(folder, num_threads="2")  # type: ignore[arg-type]
     TensorDict.load_memmap(folder, verify="yes")  # type: ignore[arg-type]
     data.lock_()
     data.set(("nested", "key"), torch.zeros(3)).update({"other": torch.ones(3)})

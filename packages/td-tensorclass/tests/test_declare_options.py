@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+import inspect
+from dataclasses import FrozenInstanceError, fields
 from types import MappingProxyType
 from typing import Any, Optional, Protocol, TypedDict, TypeVar, Union
 
@@ -19,7 +20,9 @@ from td_tensorclass import (
     NonTensorStack,
     TensorClass,
     UnbatchedTensor,
+    tensorclass,
 )
+from td_tensorclass._schema import Options
 
 V = TypeVar("V")
 
@@ -300,3 +303,9 @@ class TestOptions:
         point = cls(torch.zeros(2), torch.zeros(2))
         for result in (point.double(), point.to(torch.float64), point.type(torch.float64)):
             assert (result.x.dtype, result.y.dtype) == (torch.float32, torch.float64)
+
+
+def test_signature_of_decorator_shows_options() -> None:
+    _, *shown = inspect.signature(tensorclass).parameters.values()
+    assert [each.name for each in shown] == [field.name for field in fields(Options)]
+    assert {each.kind for each in shown} == {inspect.Parameter.KEYWORD_ONLY}

@@ -19,7 +19,6 @@ from torch import Tensor
 from td_core import Description, TensorCollection, TensorDict
 from td_core._functions.packing import PackLayout
 from td_core.errors import LockedError
-from td_core.plugins.declarations import DECLARATIONS
 from td_core.plugins.placeholders import METHODS
 from td_tensorclass import NonTensorStack, TensorClass, UnknownFieldError, tensorclass
 
@@ -210,7 +209,6 @@ ELSEWHERE = {
     "load", "load_", "open", "to_module", "as_tensor", "share_memory_", "map", "map_iter", "backward", "data_ptr",
     "declared_fields",
 }  # fmt: skip
-ELSEWHERE |= DECLARATIONS.keys()
 ELSEWHERE |= {name for name, package in METHODS.items() if package != "td-tensorclass"}
 
 #: Methods whose result is intentionally not of the class, because it has another structure.

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from td_core import MissingPluginError
-from td_core.plugins.declarations import DECLARATIONS
 from td_core.plugins.placeholders import METHODS
 from td_core.plugins.siblings import SiblingMethods
 
@@ -15,10 +14,9 @@ from td_core.plugins.siblings import SiblingMethods
 @pytest.fixture
 def no_sibling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Remove every provided method during a test, if the siblings are installed."""
-    packages = METHODS | {name: each.distribution for name, each in DECLARATIONS.items()}
-    for package in packages.values():
+    for package in METHODS.values():
         monkeypatch.delitem(MissingPluginError.unavailable, package, raising=False)
-    provided = {name: vars(SiblingMethods)[name] for name in packages if name in vars(SiblingMethods)}
+    provided = {name: vars(SiblingMethods)[name] for name in METHODS if name in vars(SiblingMethods)}
     for name in provided:
         delattr(SiblingMethods, name)
     yield

@@ -9,22 +9,21 @@ import pytest
 
 from td_core import TensorDict
 from td_core.errors import PluginError
-from td_core.plugins.declarations import DECLARATIONS, Declaration
 from td_core.plugins.placeholders import METHODS, Placeholder
 from td_core.plugins.siblings import SiblingMethods, attach, detach
 
 pytestmark = pytest.mark.usefixtures("no_sibling")
 
 
-def test_sibling_methods_are_all_declarations() -> None:
+def test_sibling_methods_are_all_placeholders() -> None:
     public = {
         name: value
         for cls in SiblingMethods.__mro__[:-1]
         for name, value in vars(cls).items()
         if not name.startswith("_")
     }
-    assert all(isinstance(value, (Declaration, Placeholder)) for value in public.values())
-    assert public.keys() == DECLARATIONS.keys() | METHODS.keys()
+    assert all(isinstance(value, Placeholder) for value in public.values())
+    assert public.keys() == METHODS.keys()
 
 
 def shine(self: TensorDict, times: int = 1) -> str:

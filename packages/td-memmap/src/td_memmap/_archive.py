@@ -25,7 +25,6 @@ from torch import Tensor
 
 from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError
-from td_core.plugins.memmap_methods import MemmapOptions
 from td_core.spi import NewFile, make_reporter, open_regular
 from td_core.typing import NestedKey, Progress
 
@@ -38,6 +37,7 @@ from ._load import LoadOptions, Node, Reader, check_metadata, retry_on_replace
 from ._mapped_memory import map_memory, view_elements
 from ._memmap_like import make_load_options, map_same_structure
 from ._meta import find_directory, format_manifest, has_level
+from ._options import MemmapOptions
 from ._plan import Plan
 from ._save import plan_save
 from ._save_files import find_save_files

@@ -26,7 +26,7 @@ from ._chunks import check_dtype, check_storable
 from ._errors import FileTakenError
 from ._fs import DirectoryTree
 from ._load import LoadOptions, load_directory
-from ._memmap_backend import MemmapBackend, attach_backend, get_backend, get_directory
+from ._memmap_backend import CollectionT, MemmapBackend, attach_backend, get_backend, get_directory
 from ._meta import LIMIT, Location, has_level, is_written, list_possible_names, parse_level, read_json
 from ._plan import VERSION, encode_node, list_file_names, make_plan
 from ._shapes import Shape, as_shape, has_prefix, show_shape
@@ -226,14 +226,14 @@ def _stale_save_error(name: str, what: str) -> StructureError:
     )
 
 
-def refresh(data: Any, *, allow_pickle: bool = False) -> object:
+def refresh(data: CollectionT, *, allow_pickle: bool = False) -> CollectionT:
     """Reload a mapped collection from its save; raise StructureError if the save is of another kind or missing."""
     saved = _require_backend(data)
     if saved.path is None:
         raise StructureError(
             "cannot refresh: the collection is mapped to anonymous files, which no save describes"
         )
-    node = data._inner()
+    node: Any = data._inner()
     record = encode_node(node)
     if record.members or record.values:
         raise StructureError(

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from td_core import Record, TensorCollection, join_value, kinds
 from td_core.errors import FormatError, MissingPluginError
-from td_core.plugins.memmap_methods import LoadMemmapOptions
 from td_core.spi import JaggedParts, as_named, compare_check_line, make_reporter, show_path, user_class, visit
 from td_core.typing import NestedKey
 
@@ -47,6 +46,7 @@ from ._meta import (
     read_level,
     read_node,
 )
+from ._options import LoadMemmapOptions
 from ._plan import CLASS, FORMAT, KeyPath
 from ._shapes import Shape, element_count, make_empty
 from ._tensor import MemoryMappedTensor, Place, as_plain, map_file

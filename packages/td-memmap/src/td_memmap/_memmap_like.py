@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
 from td_core import TensorCollection
 from td_core.errors import FormatError
-from td_core.plugins.memmap_methods import MemmapOptions
 from td_core.spi import show_path
 
 from . import _file_names, _fs
@@ -17,6 +17,7 @@ from ._errors import FileTakenError
 from ._fs import DirectoryTree
 from ._load import LoadOptions, Reader
 from ._meta import read_if_there
+from ._options import MemmapOptions
 from ._plan import Plan
 from ._save import finish, plan_save, save_directory
 from ._shapes import shape_of, show_shape
@@ -41,7 +42,9 @@ def _map_existing(
         mapped, same = map_same_structure(Reader(files, make_load_options(options)), plan, prefix)
     if same:
         return finish(tree, plan, mapped, prefix, options)
-    return save_directory(tree._map(lambda leaf: mapped[id(leaf)]), prefix, MemmapOptions(**vars(options)))()
+    return save_directory(
+        tree._map(lambda leaf: mapped[id(leaf)]), prefix, replace(options, like=False, sparse=False)
+    )()
 
 
 def make_load_options(options: MemmapOptions) -> LoadOptions:

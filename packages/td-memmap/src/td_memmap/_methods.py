@@ -1,70 +1,281 @@
 """Methods of mapped collections, also exported as functions: memory mapping, saving, loading.
 
-:mod:`td_core.plugins.memmap_methods` has their signatures and docstrings. This module is imported together with td-core.
+This module is imported together with td-core.
 To keep that import fast, the functions import other modules when they are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from td_core import TensorCollection, TensorDictFuture
-from td_core.plugins.declarations import implements, implements_classmethod, takes
-from td_core.plugins.memmap_methods import (
-    LoadMemmapInplaceOptions,
-    LoadMemmapOptions,
-    MemmapInplaceOptions,
-    MemmapLikeOptions,
-    MemmapMethods,
-    MemmapOptions,
-)
 from td_core.spi import check_in_memory, save_together
 
+from ._options import LoadMemmapOptions, MemmapOptions
+
 if TYPE_CHECKING:
-    from td_core.typing import NestedKey
+    from torch import Tensor
+
+    from td_core.typing import DeviceType, DtypeLike, NestedKey, Progress
+
+CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
 
-@implements(MemmapMethods.memmap)
-def memmap(data: TensorCollection, options: MemmapOptions) -> TensorCollection | TensorDictFuture:
+def memmap(
+    data: CollectionT,
+    prefix: str | Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    compression: str | int | None = None,
+    atomic: bool = False,
+    durable: bool = False,
+    checksums: bool = False,
+    progress: Progress = False,
+    allow_pickle: bool = False,
+) -> CollectionT:
+    """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files.
+
+    The save is atomic: it is built next to ``prefix`` and replaces it in one step. Collections that map an earlier
+    save at ``prefix`` keep their elements. Leaves of type ``DTensor`` are saved whole: all ranks of their mesh call this with
+    the same ``prefix``, and the first rank writes.
+
+    Args:
+        prefix: directory of the save; None uses an anonymous file, which is freed with the result. A loaded
+            collection whose leaves and values are still those of its save remains mapped to that save.
+        copy_existing: copy leaves that are mapped from another file, instead of raising.
+        num_threads: number of threads that write; 0 writes in the calling thread.
+        return_early: with threads, return a :class:`TensorDictFuture` immediately, and write the current collection
+            in the background; do not write to its elements until the future is done.
+        share_non_tensor: reload a non-tensor value whenever its file was replaced, so that all processes that
+            have the result see a value that any of them writes in place. Without it they see the value after
+            :meth:`memmap_refresh_`. Requires a ``prefix`` that is a directory.
+        existsok: False raises if ``prefix`` already has a save.
+        robust_key: encode keys that are not safe file names; None means True.
+        archive: write one archive file instead of a directory; None decides by the suffix of ``prefix``.
+        compression: compression of the archive: ``"deflate"``, ``"bzip2"``, ``"lzma"``; None for no compression.
+        atomic: accepted for compatibility; every save is atomic.
+        durable: sync the save to disk before returning.
+        checksums: record a hash for each file, for ``td_memmap.verify``.
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
+        allow_pickle: pickle values that cannot be stored otherwise, instead of raising.
+
+    Raises:
+        CodecError: a leaf or value cannot be stored; nothing was written.
+        FileTakenError: a leaf is mapped from another file, or ``prefix`` has a file that belongs to no save and
+            whose name the save needs.
+        OSError: a file cannot be written, for instance because the disk is full. The message has key and file;
+            the old save is unchanged.
+
+    >>> saved = TensorDict({"a": torch.arange(3)}).memmap("save")
+    >>> saved["a"]
+    MemoryMappedTensor([0, 1, 2])
+    """
+    options = MemmapOptions(
+        prefix,
+        copy_existing,
+        num_threads=num_threads,
+        return_early=return_early,
+        share_non_tensor=share_non_tensor,
+        existsok=existsok,
+        robust_key=robust_key,
+        archive=archive,
+        compression=compression,
+        atomic=atomic,
+        durable=durable,
+        checksums=checksums,
+        progress=progress,
+        allow_pickle=allow_pickle,
+    )
+
     def write(whole: TensorCollection) -> TensorCollection | TensorDictFuture:
         return _run(whole, _plan_mapping(whole, options), options)
 
-    read = None if options.prefix is None or options.return_early else partial(load_memmap, options.prefix)
-    result: TensorCollection | TensorDictFuture = save_together(data, write, read, options.return_early)
-    return result
+    read = None if prefix is None or return_early else partial(load_memmap, prefix)
+    mapped: CollectionT = save_together(data, write, read, return_early)
+    return mapped
 
 
 save = memmap
 
 
-@implements(MemmapMethods.memmap_)
-def memmap_(data: TensorCollection, options: MemmapInplaceOptions) -> TensorCollection | TensorDictFuture:
+def memmap_(
+    data: CollectionT,
+    prefix: str | Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    atomic: bool = False,
+    durable: bool = False,
+    checksums: bool = False,
+    progress: Progress = False,
+    allow_pickle: bool = False,
+) -> CollectionT:
+    """Write every leaf to a file under ``prefix``, map it in place, and lock the collection.
+
+    The arguments are those of :meth:`memmap`. A node or value under two keys becomes a separate object under each,
+    as in the save. The leaves of a :class:`TensorDictParams` remain the same objects, with their elements in the
+    files.
+
+    >>> td = TensorDict({"a": torch.arange(3)})
+    >>> td.memmap_() is td, td.is_memmap(), td["a"]
+    (True, True, MemoryMappedTensor([0, 1, 2]))
+    """
     check_in_memory(data, "map")
+    options = MemmapOptions(
+        prefix,
+        copy_existing,
+        num_threads=num_threads,
+        return_early=return_early,
+        share_non_tensor=share_non_tensor,
+        existsok=existsok,
+        robust_key=robust_key,
+        atomic=atomic,
+        durable=durable,
+        checksums=checksums,
+        progress=progress,
+        allow_pickle=allow_pickle,
+        archive=False,
+        inplace=True,
+    )
     work = _plan_mapping(data, options)
-    if options.return_early:
+    if return_early:
         from ._save import lock_then_run
 
         work = lock_then_run(data, work)
-    return _run(data, work, options)
+    return cast(CollectionT, _run(data, work, options))
 
 
-@implements(MemmapMethods.memmap_like)
-def memmap_like(data: Any, options: MemmapLikeOptions) -> TensorCollection | TensorDictFuture:
-    return _run(data, _plan_mapping(data, options), options)
+def memmap_like(
+    data: CollectionT,
+    prefix: str | Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    durable: bool = False,
+    progress: Progress = False,
+    allow_pickle: bool = False,
+) -> CollectionT:
+    """Return a mapped, locked collection of the same structure whose files are sparse zeros, to be filled.
+
+    The files take no space until they are written to. Filling them on a full disk kills the process; Python cannot
+    catch that error. If ``prefix`` has a save of the same structure, its content is kept. The arguments are those
+    of :meth:`memmap`; ``copy_existing`` has no effect, since no element is copied.
+
+    Raises:
+        FileTakenError: a save of another structure is at ``prefix``.
+
+    >>> datum = TensorDict({"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": 0})
+    >>> datum.expand(1_000_000).memmap_like()["image"].shape
+    torch.Size([1000000, 3, 64, 64])
+    """
+    options = MemmapOptions(
+        prefix,
+        copy_existing,
+        num_threads=num_threads,
+        return_early=return_early,
+        share_non_tensor=share_non_tensor,
+        existsok=existsok,
+        robust_key=robust_key,
+        archive=archive,
+        durable=durable,
+        progress=progress,
+        allow_pickle=allow_pickle,
+        like=True,
+        sparse=True,
+    )
+    return cast(CollectionT, _run(data, _plan_mapping(data, options), options))
 
 
-@implements_classmethod(MemmapMethods.load_memmap)
-def load_memmap(cls: type | None, options: LoadMemmapOptions) -> Any:
-    return load_as(cls, options)
+def load_memmap(
+    prefix: str | Path,
+    device: DeviceType | None = None,
+    non_blocking: bool = False,
+    *,
+    out: Any = None,
+    robust_key: bool | None = True,
+    subpath: NestedKey | None = None,
+    mode: str | None = None,
+    num_threads: int = 0,
+    allow_pickle: bool | None = None,
+    verify: bool = False,
+    strict: bool = True,
+    progress: Progress = False,
+) -> TensorCollection:
+    """Return the collection saved at ``prefix``, mapped from its files.
+
+    All metadata is checked before any file is mapped. Nothing is written or imported, and values are unpickled only
+    with ``allow_pickle=True``. Called on a class with declared fields, as in ``Record.load_memmap(path)``, it
+    returns an instance of that class. This works also if the save is a plain collection with those entries, and if
+    the class was defined in ``__main__``, renamed or moved since.
+
+    Args:
+        prefix: directory or archive of the save.
+        device: copy every leaf to this device; None keeps them mapped; ``"meta"`` reads no leaf.
+        non_blocking: as in ``Tensor.to``.
+        out: a collection to load into: it gets the entries of the save, and its other entries are deleted.
+        robust_key: whether keys were encoded as file names; None means True.
+        subpath: load only the collection under this key: a nested key, or ``"a/b"``.
+        mode: ``"r+"`` maps files shared, so that writes reach them, or raises if they are not writable; ``"r"``
+            copies on write; None is as ``"r+"`` for writable files of a directory, else as ``"r"``. Values
+            written in place reach the save whenever leaves do.
+        num_threads: number of threads that copy to ``device``; 0 copies in the calling thread, which also maps
+            the files.
+        allow_pickle: unpickle pickled values of the save; None means False.
+        verify: compare every file with its recorded size and hash first.
+        strict: False skips entries that cannot be read, instead of raising.
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
+
+    Raises:
+        FileNotFoundError: ``prefix`` has no save.
+        FormatError: the save is damaged, or ``prefix`` is not a save.
+        StructureError: the save does not have the fields of the class on which this is called.
+        ValueError: the save has no collection under ``subpath``, ``mode`` is unknown, or it is ``"r+"`` with
+            another ``device`` than the CPU.
+        MissingPluginError: a part of the save was written by a package that is not installed.
+        PermissionError: ``mode`` is ``"r+"`` and a file is not writable, or is compressed in an archive.
+
+    >>> _ = TensorDict({"a": torch.arange(3)}).memmap("save")
+    >>> TensorDict.load_memmap("save")["a"]
+    MemoryMappedTensor([0, 1, 2])
+    """
+    options = LoadMemmapOptions(
+        prefix,
+        device,
+        non_blocking,
+        out=out,
+        robust_key=robust_key,
+        subpath=subpath,
+        mode=mode,
+        num_threads=num_threads,
+        allow_pickle=allow_pickle,
+        verify=verify,
+        strict=strict,
+        progress=progress,
+    )
+    return load_as(None, options)
 
 
-def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = True) -> Any:
+def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = True) -> TensorCollection:
     """Load as an instance of ``cls`` if it has declared fields; ``complete`` sets missing fields to their defaults."""
     from . import _fs
     from ._load import LoadOptions, check_target, drop_missing, load_directory
@@ -88,13 +299,13 @@ def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = Tru
     if _fs.is_file(path):
         from ._archive import load_archive
 
-        result = load_archive(path, options, chosen.subpath)
+        result: Any = load_archive(path, options, chosen.subpath)
     else:
         result = load_directory(path, options, chosen.subpath)
-    if out is None:
-        return result
-    drop_missing(out.update(result), result)
-    return out
+    if out is not None:
+        drop_missing(out.update(result), result)
+    loaded: TensorCollection = result if out is None else out
+    return loaded
 
 
 load = load_memmap
@@ -125,51 +336,125 @@ def open_memmap(
     return opened if keys is None else opened.select(*keys).lock_()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class CreateOptions(MemmapLikeOptions):
-    """Options of ``td_core.create``: those of ``memmap_like`` for a save that does not exist yet."""
-
-    copy_existing: bool = field(default=False, init=False)
-    return_early: bool = field(default=False, init=False)
-    share_non_tensor: bool = field(default=False, init=False)
-    existsok: bool = False
-    sparse: ClassVar[bool] = False
-
-
-@takes(CreateOptions)
-def create_memmap(like: Any, options: CreateOptions) -> TensorCollection:
+def create_memmap(
+    like: TensorCollection,
+    prefix: str | Path | None = None,
+    *,
+    num_threads: int = 0,
+    existsok: bool = False,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    durable: bool = False,
+    progress: Progress = False,
+    allow_pickle: bool = False,
+) -> TensorCollection:
     """Create files of zeros, with space for all elements; ``existsok=True`` opens a save of the same structure."""
+    options = MemmapOptions(
+        prefix,
+        num_threads=num_threads,
+        existsok=existsok,
+        robust_key=robust_key,
+        archive=archive,
+        durable=durable,
+        progress=progress,
+        allow_pickle=allow_pickle,
+        like=True,
+    )
     return _plan_mapping(like, options)()
 
 
-@implements(MemmapMethods.load_memmap_)
-def load_memmap_(data: TensorCollection, options: LoadMemmapInplaceOptions) -> Any:
+def load_memmap_(
+    data: CollectionT,
+    prefix: str | Path,
+    robust_key: bool | None = True,
+    *,
+    mode: str | None = None,
+    allow_pickle: bool | None = None,
+    verify: bool = False,
+    strict: bool = True,
+    progress: Progress = False,
+) -> CollectionT:
+    """Copy the content of the save at ``prefix`` into this collection, in place; add entries that it lacks.
+
+    The arguments are those of :meth:`load_memmap`.
+
+    >>> _ = TensorDict({"a": torch.arange(3)}).memmap("save")
+    >>> TensorDict({"a": torch.zeros(3)}).load_memmap_("save")["a"]
+    tensor([0., 1., 2.])
+    """
+    options = LoadMemmapOptions(
+        prefix,
+        robust_key=robust_key,
+        mode=mode,
+        allow_pickle=allow_pickle,
+        verify=verify,
+        strict=strict,
+        progress=progress,
+    )
     return copy_save(data, options)
 
 
-def copy_save(data: Any, options: LoadMemmapOptions) -> Any:
+def copy_save(data: CollectionT, options: LoadMemmapOptions) -> CollectionT:
     """Copy a save into a collection in place; entries that the save lacks are kept."""
     loaded = load_as(type(data), options, complete=False)
     with torch.no_grad():  # Loaded elements have no autograd history.
         return data.update(loaded, inplace=True)
 
 
-@implements(MemmapMethods.memmap_refresh_)
-def memmap_refresh_(data, *, allow_pickle):
+def memmap_refresh_(data: CollectionT, *, allow_pickle: bool | None = None) -> CollectionT:
+    """Reload this collection from its save, with the changes of other processes.
+
+    Raises:
+        StructureError: the collection does not map a save.
+
+    >>> td = TensorDict({"a": torch.arange(3)}).memmap("save")
+    >>> _ = TensorDict({"b": torch.ones(2)}).memmap("save")
+    >>> td.memmap_refresh_()["b"]
+    MemoryMappedTensor([1., 1.])
+    """
     from ._edit import refresh
 
     return refresh(data, allow_pickle=bool(allow_pickle))
 
 
-@implements(MemmapMethods.make_memmap)
-def make_memmap(data, key, shape, *, dtype, robust_key):
+def make_memmap(
+    data: TensorCollection,
+    key: NestedKey,
+    shape: Sequence[int] | Tensor,
+    *,
+    dtype: DtypeLike | None = None,
+    robust_key: bool | None = True,
+) -> Tensor:
+    """Add an entry of zeros to the save that this collection maps, and return its mapped tensor.
+
+    Raises:
+        StructureError: the key already exists, or the collection is not mapped.
+        KeyPathError: a live save cannot hold the key; save the collection again with it.
+
+    >>> td = TensorDict().memmap()
+    >>> td.make_memmap("a", (2,))
+    MemoryMappedTensor([0., 0.])
+    """
     from ._edit import add
 
     return add(data, key, shape, dtype or torch.get_default_dtype(), None, robust_key)
 
 
-@implements(MemmapMethods.make_memmap_from_storage)
-def make_memmap_from_storage(data, key, storage, shape, *, dtype, robust_key):
+def make_memmap_from_storage(
+    data: TensorCollection,
+    key: NestedKey,
+    storage: torch.UntypedStorage,
+    shape: Sequence[int] | Tensor,
+    *,
+    dtype: DtypeLike | None = None,
+    robust_key: bool | None = True,
+) -> Tensor:
+    """Add an entry with the elements of ``storage`` to the save that this collection maps; return its tensor.
+
+    >>> td = TensorDict().memmap()
+    >>> td.make_memmap_from_storage("a", torch.ones(2).untyped_storage(), (2,))
+    MemoryMappedTensor([1., 1.])
+    """
     from ._edit import add
     from ._tensor import MemoryMappedTensor
 
@@ -177,8 +462,28 @@ def make_memmap_from_storage(data, key, storage, shape, *, dtype, robust_key):
     return add(data, key, wrapped.parent_shape, wrapped.dtype, wrapped, robust_key)
 
 
-@implements(MemmapMethods.make_memmap_from_tensor)
-def make_memmap_from_tensor(data, key, tensor, *, copy_data, existsok, robust_key):
+def make_memmap_from_tensor(
+    data: TensorCollection,
+    key: NestedKey,
+    tensor: Tensor,
+    *,
+    copy_data: bool = True,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+) -> Tensor:
+    """Add an entry with the elements of ``tensor`` to the save that this collection maps; return its tensor.
+
+    Args:
+        key: the new key.
+        tensor: the tensor to copy.
+        copy_data: False creates zeros with the shape and dtype of ``tensor``.
+        existsok: False raises if the file of the entry already exists.
+        robust_key: encode the key as a file name; None means True.
+
+    >>> td = TensorDict().memmap()
+    >>> td.make_memmap_from_tensor("a", torch.ones(2))
+    MemoryMappedTensor([1., 1.])
+    """
     from ._edit import add
     from ._shapes import shape_of
 
@@ -186,15 +491,25 @@ def make_memmap_from_tensor(data, key, tensor, *, copy_data, existsok, robust_ke
     return add(data, key, shape_of(tensor), tensor.dtype, content, robust_key, existsok=existsok)
 
 
-@implements(MemmapMethods.is_memmap)
-def is_memmap(data):
+def is_memmap(data: TensorCollection) -> bool:
+    """Return True if the collection was mapped to files, and has been locked since: then it has a ``saved_path``.
+
+    Views of a save and loaded collections are none; :meth:`is_shared` is True for them, too.
+
+    >>> TensorDict().is_memmap(), TensorDict().memmap().is_memmap()
+    (False, True)
+    """
     from ._memmap_backend import get_backend
 
     return get_backend(data) is not None
 
 
-@implements(MemmapMethods.saved_path)
-def saved_path(data):
+def saved_path(data: TensorCollection) -> Path | None:
+    """Directory that this collection maps, or None if it is mapped to anonymous files.
+
+    Raises:
+        AttributeError: the collection is not mapped.
+    """
     from ._memmap_backend import get_backend, get_directory
 
     saved = get_backend(data)

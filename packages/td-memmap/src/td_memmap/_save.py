@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from td_core import StructureError, TensorCollection, TensorDictFuture
-from td_core.plugins.memmap_methods import MemmapOptions
 from td_core.spi import (
     Checksum,
     JaggedParts,
@@ -37,6 +36,7 @@ from ._fs import DirectoryTree, Parts
 from ._mapped_memory import check_mappings, source_of
 from ._memmap_backend import MemmapBackend, attach_backend
 from ._meta import format_manifest
+from ._options import MemmapOptions
 from ._plan import LeafFile, Plan, encode_node, make_plan, plan_anonymous
 from ._shapes import element_count, make_empty, reshape_flat
 from ._tensor import MemoryMappedTensor, Place, as_plain, is_at_its_place, is_whole, map_file

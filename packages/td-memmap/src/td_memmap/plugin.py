@@ -7,13 +7,28 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from td_core import Serializer, TensorCollection
-from td_core.plugins.declarations import implementations
+from td_core import Serializer, TensorCollection, make_classmethod
 from td_core.plugins.hookspecs import hookimpl
-from td_core.plugins.memmap_methods import LoadMemmapOptions
 from td_core.spi import LazyFunction
 
-from ._methods import copy_save, create_memmap, load_as, load_memmap, memmap, open_memmap
+from ._methods import (
+    copy_save,
+    create_memmap,
+    is_memmap,
+    load_as,
+    load_memmap,
+    load_memmap_,
+    make_memmap,
+    make_memmap_from_storage,
+    make_memmap_from_tensor,
+    memmap,
+    memmap_,
+    memmap_like,
+    memmap_refresh_,
+    open_memmap,
+    saved_path,
+)
+from ._options import LoadMemmapOptions
 
 
 class DirectoryFormat(Serializer):
@@ -63,10 +78,26 @@ class DirectoryFormat(Serializer):
         append_memmap(location, rows, allow_pickle=allow_pickle)
 
 
+def _load_memmap_as(cls: type, *args: Any, **options: Any) -> TensorCollection:
+    return load_as(cls, LoadMemmapOptions(*args, **options))
+
+
 @hookimpl
 def td_methods() -> Mapping[str, object]:
     """Return the methods of memory mapping, saving and loading."""
-    return implementations("td-memmap")
+    return {
+        "memmap": memmap,
+        "memmap_": memmap_,
+        "memmap_like": memmap_like,
+        "load_memmap": make_classmethod(load_memmap, with_class=_load_memmap_as),
+        "load_memmap_": load_memmap_,
+        "memmap_refresh_": memmap_refresh_,
+        "make_memmap": make_memmap,
+        "make_memmap_from_storage": make_memmap_from_storage,
+        "make_memmap_from_tensor": make_memmap_from_tensor,
+        "is_memmap": is_memmap,
+        "saved_path": property(saved_path),
+    }
 
 
 @hookimpl

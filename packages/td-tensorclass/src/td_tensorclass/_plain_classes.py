@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 from td_core import TensorCollection, TensorDict
-from td_core.plugins.declarations import shows
 from td_core.typing import BatchSize, DeviceType
 
 from ._non_tensor import NonTensorDataBase
 from ._schema import Options, annotations_of
 from ._tensorclass import TensorClass
-from ._typing import dataclass_transform, takes_keywords
+from ._typing import dataclass_transform, shows, takes_keywords
 
 T = TypeVar("T")
 

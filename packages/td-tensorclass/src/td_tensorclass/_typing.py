@@ -1,11 +1,12 @@
-"""Declarations for type checkers, without effect at run time."""
+"""Declarations for type checkers, and of signatures for readers."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -17,9 +18,11 @@ __all__ = [
     "FieldsMeta",
     "NamesArgument",
     "dataclass_transform",
+    "shows",
     "takes_keywords",
 ]
 
+F = TypeVar("F")
 Given = TypeVar("Given")
 P = ParamSpec("P")
 Read = TypeVar("Read")
@@ -42,6 +45,19 @@ else:
 def takes_keywords(options: Callable[P, object]) -> Callable[[Callable[[], Result]], Callable[P, Result]]:
     """Return a decorator that gives a function the fields of a dataclass as keyword parameters."""
     return lambda function: lambda *args, **kwargs: function()
+
+
+def shows(options: Callable[..., object]) -> Callable[[F], F]:
+    """Return a decorator that shows the fields of a dataclass in the signature of a function with ``**options``."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(cast(Any, function))
+        *own, _ = signature.parameters.values()
+        parameters = [*own, *inspect.signature(options).parameters.values()]
+        cast(Any, function).__signature__ = signature.replace(parameters=parameters)
+        return function
+
+    return decorate
 
 
 class Argument(Generic[Given, Read]):

@@ -15,7 +15,7 @@ from .._tree.node import Core, CoreT
 from ..errors import CodecError, WorkerError
 from ..typing import NestedKey
 from .locations import Location, as_location, check_mode
-from .serializers import SERIALIZERS, Serializer, check_options, list_options
+from .serializers import SERIALIZERS, Serializer, check_options
 
 
 def save(data: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
@@ -73,13 +73,13 @@ def save_without_defaults(
     options: dict[str, object],
     defaults: Mapping[str, object],
 ) -> CoreT:
-    """Save a collection without the options that have one of the ``defaults`` and that the format lacks."""
-    known = list_options(SERIALIZERS.for_saving(as_location(path), format), "save")
-    for name, default in defaults.items():
-        value = options.get(name, default)
-        if value is None or (value == default and known is not None and name not in known):
-            options.pop(name, None)
-    saved: CoreT = save(data, path, format=format, **options)
+    """Save a collection without the options that are None or have one of the ``defaults``: the format may lack them."""
+    given = {
+        name: value
+        for name, value in options.items()
+        if name not in defaults or (value is not None and value != defaults[name])
+    }
+    saved: CoreT = save(data, path, format=format, **given)
     return saved
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING
 
 from .._encode.node_kinds import as_named
 from .._formats.locations import Location, show_location
@@ -13,17 +12,10 @@ from .._formats.saving import open as open_saved
 from .._tree.buffers import list_row_blocks
 from .._tree.node import Core
 from ..errors import BatchSizeError
-from ..plugins.declarations import shows, takes
-from ..plugins.memmap_methods import MemmapOptions
-from ..typing import NestedKey
+from ..typing import NestedKey, Progress
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-SelfT = TypeVar("SelfT", bound="SaveMixin")
-
-_DEFAULTS = {item.name: item.default for item in dataclasses.fields(MemmapOptions)}
 
 
 class SaveMixin(Core):
@@ -31,27 +23,23 @@ class SaveMixin(Core):
 
     __slots__ = ()
 
-    if TYPE_CHECKING:
-
-        @overload
-        @takes(MemmapOptions)
-        def save(self: SelfT, options: MemmapOptions) -> SelfT: ...
-        @overload
-        def save(
-            self: SelfT,
-            prefix: Location | None = None,
-            copy_existing: bool = False,
-            *,
-            format: str | None,
-            **options: object,
-        ) -> SelfT: ...
-
-    @shows(MemmapOptions, more=True)
     def save(
         self,
         prefix: Location | None = None,
         copy_existing: bool = False,
         *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
+        atomic: bool = False,
+        durable: bool = False,
+        checksums: bool = False,
+        progress: Progress = False,
+        allow_pickle: bool = False,
         format: str | None = None,
         **options: object,
     ) -> Self:
@@ -60,8 +48,21 @@ class SaveMixin(Core):
         The options are those of :meth:`memmap` and those of the format. Options of :meth:`memmap` that the format lacks are
         ignored if they have their defaults; other unknown options raise TypeError.
         """
-        if copy_existing:
-            options["copy_existing"] = copy_existing
+        options.update(
+            copy_existing=copy_existing,
+            num_threads=num_threads,
+            return_early=return_early,
+            share_non_tensor=share_non_tensor,
+            existsok=existsok,
+            robust_key=robust_key,
+            archive=archive,
+            compression=compression,
+            atomic=atomic,
+            durable=durable,
+            checksums=checksums,
+            progress=progress,
+            allow_pickle=allow_pickle,
+        )
         return save_without_defaults(self, prefix, format, options, _DEFAULTS)
 
     dumps = save
@@ -123,3 +124,7 @@ class SaveMixin(Core):
         """
         load_in_place(self, prefix, format, bind_options(args, kwargs, ("robust_key",)))
         return self
+
+
+#: The defaults of the options that :meth:`SaveMixin.save` has for all formats.
+_DEFAULTS = {"copy_existing": False, **(SaveMixin.save.__kwdefaults__ or {})}

@@ -5,12 +5,132 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 from typing_extensions import Self
 
-from ..typing import BatchSize, DeviceType, NestedKey
+from ..typing import BatchSize, DeviceType, DtypeLike, NestedKey, Progress
 
 class DeclaredMethods:
+    def memmap(
+        self,
+        prefix: str | Path | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
+        atomic: bool = False,
+        durable: bool = False,
+        checksums: bool = False,
+        progress: Progress = False,
+        allow_pickle: bool = False,
+    ) -> Self:
+        """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files."""
+    def memmap_(
+        self,
+        prefix: str | Path | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        atomic: bool = False,
+        durable: bool = False,
+        checksums: bool = False,
+        progress: Progress = False,
+        allow_pickle: bool = False,
+    ) -> Self:
+        """Write every leaf to a file under ``prefix``, map it in place, and lock the collection."""
+    def memmap_like(
+        self,
+        prefix: str | Path | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        durable: bool = False,
+        progress: Progress = False,
+        allow_pickle: bool = False,
+    ) -> Self:
+        """Return a mapped, locked collection of the same structure whose files are sparse zeros, to be filled."""
+    @classmethod
+    def load_memmap(
+        cls,
+        prefix: str | Path,
+        device: DeviceType | None = None,
+        non_blocking: bool = False,
+        *,
+        out: Any = None,
+        robust_key: bool | None = True,
+        subpath: NestedKey | None = None,
+        mode: str | None = None,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
+        verify: bool = False,
+        strict: bool = True,
+        progress: Progress = False,
+    ) -> Self:
+        """Return the collection saved at ``prefix``, mapped from its files."""
+    def load_memmap_(
+        self,
+        prefix: str | Path,
+        robust_key: bool | None = True,
+        *,
+        mode: str | None = None,
+        allow_pickle: bool | None = None,
+        verify: bool = False,
+        strict: bool = True,
+        progress: Progress = False,
+    ) -> Self:
+        """Copy the content of the save at ``prefix`` into this collection, in place; add entries that it lacks."""
+    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
+        """Reload this collection from its save, with the changes of other processes."""
+    def make_memmap(
+        self,
+        key: NestedKey,
+        shape: Sequence[int] | Tensor,
+        *,
+        dtype: DtypeLike | None = None,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add an entry of zeros to the save that this collection maps, and return its mapped tensor."""
+    def make_memmap_from_storage(
+        self,
+        key: NestedKey,
+        storage: torch.UntypedStorage,
+        shape: Sequence[int] | Tensor,
+        *,
+        dtype: DtypeLike | None = None,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add an entry with the elements of ``storage`` to the save that this collection maps; return its tensor."""
+    def make_memmap_from_tensor(
+        self,
+        key: NestedKey,
+        tensor: Tensor,
+        *,
+        copy_data: bool = True,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add an entry with the elements of ``tensor`` to the save that this collection maps; return its tensor."""
+    def is_memmap(self) -> bool:
+        """Return True if the collection was mapped to files, and has been locked since: then it has a ``saved_path``."""
+    @property
+    def saved_path(self) -> Path | None:
+        """Directory that this collection maps, or None if it is mapped to anonymous files."""
     def attrs(self, *, fields: Sequence[str] = ..., num_threads: int | None = None) -> Self:
         """Copy the structure, without batch dims, with a :class:`TensorAttrs` in place of each leaf."""
     def get_non_tensor(self, key: NestedKey, default: object = ...) -> Any:

@@ -10,6 +10,10 @@ __all__ = ["METHODS", "PROPERTIES", "PROVIDED", "Placeholder"]
 
 #: The methods that each package provides; ``methods.pyi`` has their signatures.
 PROVIDED = {
+    "td-memmap": (
+        "memmap", "memmap_", "memmap_like", "load_memmap", "load_memmap_", "memmap_refresh_", "make_memmap",
+        "make_memmap_from_storage", "make_memmap_from_tensor", "is_memmap", "saved_path",
+    ),
     "td-tensorclass": (
         "attrs", "get_non_tensor", "set_non_tensor", "is_non_tensor", "non_tensor_items", "filter_non_tensor_data",
         "from_dataclass",

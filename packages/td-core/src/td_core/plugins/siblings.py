@@ -1,7 +1,7 @@
 """The methods that sibling packages add to every collection, and the function that attaches them.
 
-Before the package is registered, access to a declared method raises :class:`~td_core.errors.MissingPluginError`. A
-registered function hides the declaration, so a call has no overhead.
+Before the package is registered, access to one of its methods raises :class:`~td_core.errors.MissingPluginError`. A
+registered function hides the placeholder, so a call has no overhead.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import keyword
 from collections.abc import Iterator
 
 from ..errors import PluginError
-from .declarations import DECLARATIONS, Declaration, unwrap_member
-from .memmap_methods import MemmapMethods
 from .methods import DeclaredMethods
 from .placeholders import METHODS
 
 __all__ = ["SiblingMethods", "attach", "detach"]
 
 
-class SiblingMethods(MemmapMethods, DeclaredMethods):
+class SiblingMethods(DeclaredMethods):
     """The methods that packages of the project provide; other plugins add theirs here."""
 
     __slots__ = ()
@@ -28,13 +26,10 @@ class SiblingMethods(MemmapMethods, DeclaredMethods):
 def attach(name: str, member: object, distribution: str) -> None:
     """Add a function, classmethod or property to every collection.
 
-    Raises PluginError if the name is not public, shadows a member, or is declared for another package or signature.
+    Raises PluginError if the name is not public, shadows a member, or is one of another package.
     """
-    declaration = DECLARATIONS.get(name)
     if name in METHODS:
         _check_provided(name, distribution)
-    elif declaration is not None:
-        _check_declared(declaration, member, distribution)
     else:
         _check_new(name, member)
     setattr(SiblingMethods, name, member)
@@ -50,22 +45,6 @@ def _check_provided(name: str, distribution: str) -> None:
         raise PluginError(f"the method {name!r} is declared for the package {METHODS[name]!r} alone")
     if name in vars(SiblingMethods):
         raise PluginError(f"the method {name!r} is already provided")
-
-
-def _check_declared(declaration: Declaration, member: object, distribution: str) -> None:
-    name = declaration.name
-    if distribution != declaration.distribution:
-        raise PluginError(
-            f"the method {name!r} is declared for the package {declaration.distribution!r} alone"
-        )
-    if name in vars(SiblingMethods):
-        raise PluginError(f"the method {name!r} is already provided")
-    if member is not declaration.implementation and _spell(declaration.declared, "self") != _spell(
-        member, "self"
-    ):
-        raise PluginError(
-            f"the method {name!r} is declared as {_spell(declaration.declared)}; got {_spell(member)}"
-        )
 
 
 def _check_new(name: str, member: object) -> None:
@@ -86,13 +65,3 @@ def _with_subclasses(cls: type) -> Iterator[type]:
     subclasses: list[type] = cls.__subclasses__()
     for subclass in subclasses:
         yield from _with_subclasses(subclass)
-
-
-def _spell(member: object, first: str | None = None) -> str:
-    """Format the kind and signature of a member without annotations; ``first`` renames the first parameter."""
-    signature = inspect.signature(unwrap_member(member))
-    parameters = [item.replace(annotation=inspect.Parameter.empty) for item in signature.parameters.values()]
-    if first is not None:
-        parameters[:1] = [item.replace(name=first) for item in parameters[:1]]
-    spelled = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
-    return spelled if inspect.isfunction(member) else f"{type(member).__name__} {spelled}"
