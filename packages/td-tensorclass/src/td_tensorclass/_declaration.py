@@ -19,6 +19,30 @@ from ._registration import register_class
 from ._schema import ALLOWED, RESERVED, Options, Schema, annotations_of, get_local_names, is_tensorclass
 
 
+@dataclasses.dataclass
+class _Arguments:
+    """The arguments beside the fields with which ``dataclasses.replace`` calls a class."""
+
+    batch_size: dataclasses.InitVar[object] = None
+    device: dataclasses.InitVar[object] = None
+    names: dataclasses.InitVar[object] = None
+
+
+class _Fields:
+    """The attribute ``__dataclass_fields__``: of an instance, it also has the arguments that ``replace`` must pass on."""
+
+    def __init__(self, fields: dict[str, dataclasses.Field[Any]]) -> None:
+        self._fields = fields
+        self._named = {**fields, **_Arguments.__dataclass_fields__}
+        self._unnamed = {name: field for name, field in self._named.items() if name != "names"}
+
+    def __get__(self, instance: Any, owner: type) -> dict[str, dataclasses.Field[Any]]:
+        if instance is None:
+            return self._fields
+        # Names that are all None would have to be as many as the dims of another batch size.
+        return self._unnamed if instance._names is None else self._named
+
+
 def declare(cls: Any, root: Any, provided: Mapping[str, object], frame: Any) -> None:
     """Add schema, cast, properties and constructor to a new TensorClass subclass; options that are None are inherited."""
     inherited = cls._schema.options if is_tensorclass(cls) else Options()
@@ -30,6 +54,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, object], frame: Any) -> 
     # Annotations may contain local variables of ``frame``, the function in which the class is defined.
     schema = Schema(cls, options, get_local_names(cls, frame))
     _check_names(cls, root, schema)
+    cls.__dataclass_fields__ = _Fields(cls.__dataclass_fields__)
     cls._schema = schema
     cls._cast = staticmethod(make_cast(schema))
     cls._has_post_init = hasattr(cls, "__post_init__")
