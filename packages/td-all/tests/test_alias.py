@@ -311,3 +311,25 @@ def test_report_contains_versions_plugins_and_devices(tmp_path):
         "plugin distributed",
     } <= rows.keys()
     assert rows["plugin memmap"].endswith("active")
+
+
+@pytest.mark.parametrize("name", ["tensordict", "tensordict.nn", "tensordict.nn.params"])
+def test_alias_modules_have_a_file(name, tmp_path):
+    code = f"""
+import os, importlib, inspect
+module = importlib.import_module({name!r})
+print(os.path.isfile(module.__file__), os.path.isdir(os.path.dirname(module.__file__)))
+print("install_as_tensordict" in inspect.getsource(importlib.import_module("tensordict")))
+"""
+    assert output(code, tmp_path) == ["True True", "True"]
+    (tmp_path / "program.py").write_text(code)
+    assert run("-m", "td", "run", "program.py", cwd=tmp_path).stdout.splitlines() == ["True True", "True"]
+
+
+def test_alias_compares_columns_as_tensordict(tmp_path):
+    code = """
+from tensordict import TensorDict
+names = TensorDict({"name": ["a", "b"]}, [2]).get("name")
+print(names == "b", names != "b", (names == names).tolist())
+"""
+    assert output(code, tmp_path) == ["False True [True, True]"]

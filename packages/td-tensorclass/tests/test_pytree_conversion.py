@@ -98,3 +98,53 @@ def test_pytree_defaultdict_round_trips() -> None:
 def test_from_struct_array_objects_round_trip() -> None:
     td = TensorDict({"a": torch.arange(2), "v": NonTensorStack({"k": 1}, {"k": 2})}, [2])
     assert td.to_struct_array().tolist() == [(0, {"k": 1}), (1, {"k": 2})]
+
+
+def step_optimizer(cls: Any, **options: Any) -> Any:
+    net = torch.nn.Linear(2, 2)
+    optimizer = cls(net.parameters(), lr=0.1, **options)
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+OPTIMIZERS = {
+    "sgd": lambda: step_optimizer(torch.optim.SGD, momentum=0.9),
+    "adam": lambda: step_optimizer(torch.optim.Adam, betas=(0.8, 0.9)),
+    "adamw": lambda: step_optimizer(torch.optim.AdamW, amsgrad=True),
+    "rmsprop": lambda: step_optimizer(torch.optim.RMSprop),
+    "adagrad": lambda: step_optimizer(torch.optim.Adagrad),
+}
+
+
+def assert_same_state(back: Any, state: Any) -> None:
+    assert_same(back["state"], state["state"])
+    assert back["param_groups"] == state["param_groups"]
+    assert type(back["param_groups"][0]["lr"]) is float
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_of_optimizer_round_trips(name: str) -> None:
+    optimizer = OPTIMIZERS[name]()
+    state = optimizer.state_dict()
+    as_pytree, as_dict = TensorDict.from_pytree(state), TensorDict.from_dict({"o": state, "step": 3})
+    for back in (as_pytree.to_pytree(), as_dict.to_dict()["o"], (as_dict * 1).to_dict()["o"]):
+        assert_same_state(back, state)
+        optimizer.load_state_dict(back)
+
+
+@pytest.mark.parametrize(
+    "leaf", [True, 3, 0.1, 2j, "text", b"bytes", None], ids=lambda leaf: type(leaf).__name__
+)
+def test_pytree_values_round_trip_exactly(leaf: Any) -> None:
+    back = TensorDict.from_pytree({"a": [leaf], "t": torch.ones(1)}).to_pytree()
+    assert (back["a"], type(back["a"][0])) == ([leaf], type(leaf))
+
+
+@pytest.mark.parametrize("key", [0, -1, 1.5, True, None, b"x", frozenset({1})], ids=repr)
+def test_from_dict_other_keys_round_trip(key: Any) -> None:
+    source = {"a": {key: {"b": {key: torch.ones(2)}}, "s": torch.zeros(1)}, "last": torch.ones(1)}
+    back = TensorDict.from_dict(source).to_dict()
+    assert list(back) == ["a", "last"] and list(back["a"]) == [key, "s"]
+    assert back["a"][key]["b"][key] is source["a"][key]["b"][key]
+    assert TensorDict.from_dict({key: torch.ones(2)}).to_dict()[key].tolist() == [1.0, 1.0]

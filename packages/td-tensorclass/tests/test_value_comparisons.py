@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 
+import numpy as np
 import pytest
 import torch
 
-from td_core import StructureError, TensorDict, lazy_stack
-from td_tensorclass import NonTensorData, NonTensorStack
+from td_core import BatchSizeError, StructureError, TensorDict, lazy_stack
+from td_tensorclass import MetaData, NonTensorData, NonTensorStack
 
 ORDERS = ["lt", "le", "gt", "ge"]
 PAIRS = [
@@ -85,3 +86,85 @@ def test_compare_node_with_value_raises_naming_key(node, value, name):
 def test_combine_lazy_stacks_without_leaves_gives_empty_stack():
     data = TensorDict({"n": lazy_stack([TensorDict(), TensorDict()])}, [2])
     assert (data + data).is_empty() and (data == data).is_empty()
+
+
+COLUMN = ["a", "c", None]
+#: Columns, with the values that they hold for each element.
+COLUMNS = {
+    "stack": (lambda: TensorDict({"v": COLUMN}, [3]).get("v"), COLUMN),
+    "one value": (lambda: TensorDict({"v": "b"}, [3]).get("v"), ["b"] * 3),
+    "metadata": (lambda: MetaData("b", batch_size=[3]), ["b"] * 3),
+    "two dims": (lambda: NonTensorStack.from_list([["a"], ["b"]]), [["a"], ["b"]]),
+    "no dims": (lambda: NonTensorData("b"), "b"),
+    "part": (lambda: TensorDict({"v": ["b", *COLUMN]}, [4]).get("v")[1:], COLUMN),
+    "lazy stack": (lambda: lazy_stack([TensorDict({"v": v}) for v in COLUMN]).get("v"), COLUMN),
+    "numbers": (lambda: NonTensorStack(1, 2.0, True), [1, 2.0, True]),
+    "lists": (lambda: NonTensorStack([1], [2, 3]), [[1], [2, 3]]),
+}
+
+
+def map_values(function, values, ndim):
+    return [map_values(function, value, ndim - 1) for value in values] if ndim else function(values)
+
+
+@pytest.mark.parametrize("name", ["eq", "ne", *ORDERS])
+@pytest.mark.parametrize("value", ["b", None, 1, 2.0, b"b", ("b",), np.str_("b"), torch.tensor(1)], ids=repr)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_compare_column_with_one_value_compares_each(column, value, name):
+    node, values = COLUMNS[column][0](), COLUMNS[column][1]
+    plain = value.item() if isinstance(value, torch.Tensor) else value
+    expected = map_values(lambda item: compare(name, item, plain), values, node.batch_dims)
+    found = getattr(operator, name)(node, value)
+    assert (found.dtype, found.shape, found.tolist()) == (torch.bool, node.batch_size, expected)
+    mirrored = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
+    if not isinstance(value, (torch.Tensor, np.generic)):
+        assert getattr(operator, mirrored)(value, node).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "b", None],
+        np.array(["a", "b", None], dtype=object),
+        TensorDict({"v": ["a", "b", None]}, [3])["v"],
+    ],
+    ids=["list", "array", "linked list"],
+)
+def test_compare_column_with_list_compares_pairs(values):
+    column = TensorDict({"v": COLUMN}, [3]).get("v")
+    assert (column == values).tolist() == [True, False, True]
+    assert (column != values).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("values", [["a"], [["a"], ["b"], ["c"]][:2], []])
+def test_compare_column_with_list_of_other_length_raises(values):
+    with pytest.raises(
+        BatchSizeError, match="one value for each element of the batch, whose size is \\[3\\]"
+    ):
+        TensorDict({"v": COLUMN}, [3]).get("v") == values  # noqa: B015
+
+
+def test_compare_column_with_non_tensor_data_compares_each_with_its_value():
+    column = NonTensorStack([1], [2, 3])
+    assert (column == NonTensorData([1], batch_size=[2])).tolist() == [True, False]
+
+
+def test_compare_uneven_values_raises():
+    node = lazy_stack([TensorDict({"v": "a"}, [n]) for n in (1, 2)]).get("v")
+    if -1 in node.batch_size:
+        with pytest.raises(BatchSizeError, match="batches of several sizes"):
+            node == "a"  # noqa: B015
+
+
+def test_mask_of_comparison_selects_rows():
+    data = TensorDict({"x": torch.arange(3), "name": ["a", "b", "a"]}, [3])
+    names = data.get("name")
+    assert data[names == "a"]["x"].tolist() == [0, 2]
+    assert data[(names == "a") & (data["x"] > 0)]["x"].tolist() == [2]
+    data[names == "b"] = TensorDict({"x": torch.tensor([7]), "name": ["c"]}, [1])
+    assert (data["x"].tolist(), list(data["name"])) == ([0, 7, 2], ["a", "c", "a"])
+
+
+def test_compared_nodes_stay_hashable():
+    node = NonTensorData("a")
+    assert len({node, node, NonTensorData("a")}) == 2

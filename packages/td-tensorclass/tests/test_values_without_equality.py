@@ -15,7 +15,7 @@ from td_core import TensorDict, assert_close, lazy_stack, maybe_dense_stack
 from td_core._encode.value_codec import is_same_value
 from td_core.errors import StructureError
 from td_tensorclass import NonTensorData, NonTensorStack, TensorClass, UnbatchedTensor
-from td_tensorclass._value_nodes import is_equal_value
+from td_tensorclass._value_comparisons import is_equal_value
 
 
 @dataclass

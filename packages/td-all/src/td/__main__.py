@@ -20,13 +20,13 @@ import torch
 from td_core import plugins
 from td_core.errors import FIRST_PARTY
 
-from ._alias import install_as_tensordict
+from ._alias import STAND_IN_FILE, install_as_tensordict
 
 PACKAGES = ("td-core", *FIRST_PARTY, "td-all")
 BESIDE = ("numpy", "pluggy", "xxhash", "tqdm", "tensordict")
 
 #: Folder on the import path of child processes, with a module ``tensordict`` that installs the alias.
-STAND_IN = Path(__file__).parent / "_stand_in"
+STAND_IN = Path(STAND_IN_FILE).parent
 
 
 def report() -> str:

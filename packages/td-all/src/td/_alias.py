@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,12 +18,16 @@ import torch
 
 import td
 from td_core import MissingPluginError
+from td_core.spi import follow_tensordict
 
 from . import _foreign_pickles, _private_names
 
 __all__ = ["install_as_tensordict"]
 
 ROOT = "tensordict"
+
+#: The file that the alias modules name as theirs; child processes of ``python -m td run`` import it.
+STAND_IN_FILE = str(Path(__file__).parent / "_stand_in" / f"{ROOT}.py")
 
 #: The tensordict release whose interface and files td follows; programs compare it to choose what they call.
 RELEASE = "0.15.3"
@@ -183,6 +188,7 @@ class Alias(ModuleType):
         self.__spec__ = ModuleSpec(name, None, origin="td", is_package=True)
         self.__path__: list[str] = []
         self.__package__ = name
+        self.__file__ = STAND_IN_FILE
         self.__all__ = list(names)
         self._home = home
 
@@ -277,6 +283,7 @@ def install_as_tensordict() -> None:
     sys.modules.update(modules)
     sys.meta_path.insert(0, Absences())
     td.count_as_mapping()
+    follow_tensordict()
     _private_names.add_private_members()
     _foreign_pickles.accept()
     # With a pair, older releases raise an error in each load with weights_only=True.

@@ -28,7 +28,7 @@ from ._plans.index import plan_index
 from ._plans.plans import MultiPlan, ShapePlan, as_batch_size
 from ._plans.shapes import stack_plan
 from ._python.public_names import LazyFunction, lazy_names, set_module
-from ._python.settings import Switch
+from ._python.settings import RULES, Switch, follow_tensordict
 from ._torch.arrays import as_tensor
 from ._torch.dtypes import STORABLE, as_dtype
 from ._torch.kernels import PLAIN
@@ -57,12 +57,12 @@ from ._writes import row_buffers
 from ._writes.run import copy_all
 
 __all__ = [
-    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "WRAPPING", "Checksum",
+    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "STORABLE", "VERSION", "WRAPPING", "Checksum",
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
     "StorageBackend", "Switch", "Wrapper", "add_check_line", "allocate_file", "as_batch_size", "as_bytes", "as_device",
     "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format",
     "check_table", "check_unlocked", "compare_check_line", "copy_all", "count_users", "decode_table", "describe_table",
-    "dump_table", "expand", "foreach_kernel", "guard_forms", "has_check_line", "identify_file", "is_aliasing",
+    "dump_table", "expand", "follow_tensordict", "foreach_kernel", "guard_forms", "has_check_line", "identify_file", "is_aliasing",
     "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "make_dense",
     "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index", "pytree",
     "read_unreplaced", "register_pytree", "row_buffers", "run_command", "run_in_background", "run_parallel", "save_together",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,11 +16,12 @@ from td_core.spi import (
     as_batch_size,
     check_unlocked,
     is_aliasing,
-    is_same_value,
     show_path,
     stack_plan,
 )
 from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
+
+from ._value_comparisons import COMPARISONS, make_value_comparison
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -296,12 +295,20 @@ class NonTensorNode(ValueNode):
         """Compare values elementwise with a comparison of torch. Return a bool tensor of the batch size."""
         if not isinstance(other, NonTensorNode):
             raise kind_mismatch_error(self, other, ())
-        size, compare = self._batch_size, _COMPARISONS[single]
+        size, compare = self._batch_size, COMPARISONS[single]
         if _holds_rows_of(other, self):
             return self._nest_values(len(other._batch_size))._compare(other, single)  # type: ignore[no-any-return]
         right: Any = other._nest_values(len(size)) if _holds_rows_of(self, other) else other
         results = [compare(a, b) for a, b in zip(self._expand_values(size), right._expand_values(size))]
         return torch.tensor(results, dtype=torch.bool, device=self._device or "cpu").view(size)
+
+    __eq__ = make_value_comparison("__eq__", "==")
+    __ne__ = make_value_comparison("__ne__", "!=")
+    __lt__ = make_value_comparison("__lt__", "<")
+    __le__ = make_value_comparison("__le__", "<=")
+    __gt__ = make_value_comparison("__gt__", ">")
+    __ge__ = make_value_comparison("__ge__", ">=")
+    __hash__ = ValueNode.__hash__
 
     def _with_children(
         self,
@@ -604,46 +611,9 @@ def _select_values(items: Sequence[NonTensorNode], plan: Any) -> list[object]:
     return [values[i] for i in plan.leaf(places).flatten().tolist()]
 
 
-def is_equal_value(a: object, b: object) -> bool:
-    """Return True if two values are equal by ``==``, or are arrays of one shape with equal elements; False if ``==`` raises."""
-    if is_same_value(a, b):
-        return True
-    try:
-        equal = a == b
-        if isinstance(equal, (bool, np.bool_)):
-            return bool(equal)
-        # == broadcasts arrays, so compare their shapes, too.
-        return np.shape(a) == np.shape(b) and bool(np.asarray(equal).all())
-    except Exception:  # a user-defined == may raise anything
-        return False
-
-
 def kind_mismatch_error(value: Node, other: object, path: tuple[str, ...]) -> StructureError:
     """Build the error for a value node that is matched with a node of another kind; ``path`` is () if unknown."""
     position = f" at {show_path(path)}" if path else ""
     return StructureError(
         f"the structures differ{position}: a {type(value).__name__} there, a {type(other).__name__} here"
     )
-
-
-def _order(holds: Callable[[Any, Any], object]) -> Callable[[object, object], bool]:
-    """Return a function that is False for values without an order, as a comparison with NaN is."""
-
-    def compare(a: object, b: object) -> bool:
-        try:
-            return bool(holds(a, b))
-        except (TypeError, ValueError, RuntimeError):
-            return False
-
-    return compare
-
-
-#: How values are compared, by the function of torch for tensors.
-_COMPARISONS: dict[object, Callable[[Any, Any], bool]] = {
-    torch.eq: is_equal_value,
-    torch.ne: lambda a, b: not is_equal_value(a, b),
-    torch.lt: _order(operator.lt),
-    torch.le: _order(operator.le),
-    torch.gt: _order(operator.gt),
-    torch.ge: _order(operator.ge),
-}

@@ -149,6 +149,21 @@ class Switch:
                 step, provided = running.throw, error
 
 
+class Rules:
+    """What the whole process does as tensordict does, because a program was written for it."""
+
+    def __init__(self) -> None:
+        self.follows_tensordict = False
+
+
+RULES = Rules()
+
+
+def follow_tensordict() -> None:
+    """Read lists, compare columns and load parameters as tensordict does, for the rest of the process."""
+    RULES.follows_tensordict = True
+
+
 class set_printoptions(Switch):  # noqa: N801  named as in tensordict
     """Change how collections are printed, as a context manager or decorator, or permanently with ``.set()``.
 
