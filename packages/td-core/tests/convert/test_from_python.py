@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import td_core
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core.errors import BatchSizeError, KeyPathError, MissingPluginError, StructureError
 
 Pair = namedtuple("Pair", "a b")
@@ -85,7 +87,7 @@ class TestFromDict:
                 "give batch_size or batch_dims, not both",
             ),
             ({"a": torch.zeros(2)}, {"batch_size": [3]}, BatchSizeError, r"key 'a' has shape \[2\]"),
-            ({1: torch.zeros(2)}, {}, KeyPathError, "a key is a string"),
+            ({("a", 1): torch.zeros(2)}, {}, KeyPathError, "a key is a string"),
         ],
     )
     def test_from_dict_invalid_arguments_raises(
@@ -334,8 +336,10 @@ class TestPytrees:
         assert td.to_pytree() is td
 
     def test_from_pytree_invalid_leaf_raises(self) -> None:
-        with pytest.raises(TypeError, match="the leaf '0' of a pytree is a str"):
-            td_core.from_pytree(["x"])
+        with pytest.raises(
+            TypeError, match="the leaf '0' of a pytree is a set; expected a tensor, a number or text"
+        ):
+            td_core.from_pytree([{1}])
         with pytest.raises(TypeError, match="a pytree is made of dicts, lists and tuples; got int"):
             td_core.from_pytree(3)
 
@@ -399,3 +403,41 @@ def test_from_struct_array_misaligned_fields_copies(make: Any) -> None:
     assert td["a"].tolist() == td["b"].tolist() == make(array)["a"].tolist()
     array.flags.writeable = False
     assert td_core.from_struct_array(array)["b"].tolist() == [0, 1, 2, 3]
+
+
+def load_wrong(data: TensorDict, source: Any) -> None:
+    data.load_state_dict(source)
+
+
+def write_at(data: TensorDict, source: Any) -> None:
+    data[...] = source
+
+
+#: Calls that read a mapping, each on a collection with the nodes that are in the mapping.
+READERS: dict[str, Callable[[TensorDict, Any], object]] = {
+    "constructor": lambda data, source: TensorDict(source),
+    "keywords": lambda data, source: TensorDict(**source),
+    "set": lambda data, source: data.set("a", source["a"]),
+    "update": lambda data, source: data.update(source),
+    "update_": lambda data, source: data.update_(source),
+    "update in place": lambda data, source: data.update(source, inplace=True),
+    "replace": lambda data, source: data.replace(source),
+    "update of stack": lambda data, source: lazy_stack([data, data]).update(source),
+    "index": write_at,
+    "load_state_dict": load_wrong,
+}
+
+
+@pytest.mark.parametrize("key", [0, b"x", None, 1.5, ("c", 1)], ids=repr)
+@pytest.mark.parametrize("reader", READERS)
+def test_key_that_is_not_a_string_names_place(reader: str, key: Any) -> None:
+    data = TensorDict({"a": {"b": {"c": torch.ones(2)}}})
+    message = f"under the key \\('a', 'b'\\): a key is a string .* got {re.escape(repr(key))}"
+    with pytest.raises(KeyPathError, match=message):
+        READERS[reader](data, {"a": {"b": {key: torch.ones(2)}}})
+    assert list(data.keys(True, True)) == [("a", "b", "c")]
+
+
+def test_key_at_root_that_is_not_a_string_raises_without_place() -> None:
+    with pytest.raises(KeyPathError, match="^a key is a string"):
+        TensorDict({0: torch.ones(2)})

@@ -18,9 +18,10 @@ from .._formats.serializers import DEFAULT_FORMAT, SERIALIZERS
 from .._functions.joining import lazy_stack, maybe_dense_stack, stack
 from .._plans.plans import as_batch_size
 from .._torch.dtypes import as_dtype
-from .._tree.coerce import COERCERS, build_nested, coerce, get_struct_fields
+from .._tree.coerce import COERCERS, as_data, build_nested, coerce, get_struct_fields
 from .._tree.devices import as_device
 from .._tree.dim_names import check_names
+from .._tree.keys import NON_STRING_KEY
 from .._tree.node import Core, convert_level, get_all_entries, make_dense
 from .._tree.walks import has_entries, map_levels, visit
 from ..errors import BatchSizeError, StructureError
@@ -34,11 +35,11 @@ __all__ = [
 PYTREE_TYPE = "_pytree_type"
 """Key under which :func:`from_pytree` stores the class of each container."""
 
+#: Types of the leaves of a pytree that are kept as they are.
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+
 #: Types that :func:`from_any` returns unchanged, although td-tensorclass has a coercer for them.
 _KEPT = frozenset({dict, tuple, str, bytes, bytearray, type(None)})
-
-NON_STRING_KEY = "<NON_NESTED>"
-"""Prefix of the keys that replace dict keys which are not strings."""
 
 
 def from_any(
@@ -115,7 +116,8 @@ def from_dict(
     """Convert a mapping to a collection; nested mappings and tuples become nested collections.
 
     Args:
-        d: the mapping.
+        d: the mapping. A key that is not a string, such as a number, is stored with its value below a key of td, and
+            ``to_dict`` restores it.
         auto_batch_size: set the batch size of every node to the leading dims that its leaves share.
         batch_dims: the maximal number of these dims; implies ``auto_batch_size``.
         device: the device to move entries to.
@@ -416,10 +418,11 @@ def from_pytree(
     """Convert a pytree of dicts, lists, tuples and named tuples to a collection; ``to_pytree`` is the inverse.
 
     The class of each container is stored as non-tensor data under ``"_pytree_type"`` (needs td-tensorclass). A tensor
-    or collection is returned unchanged.
+    or collection is returned unchanged. Numbers, text and None are non-tensor data too, so that the state of an optimizer, for
+    example, is the same after :meth:`to_pytree`.
 
     Args:
-        pytree: the tree; its leaves are tensors, collections, arrays or numbers.
+        pytree: the tree; its leaves are tensors, collections, arrays, numbers, text or None.
         batch_size: the batch size; empty by default.
         auto_batch_size: as for :func:`from_any`.
         batch_dims: as for :func:`from_any`.
@@ -453,26 +456,22 @@ def _tree_content(pytree: object) -> dict[str, object]:
         for i, (key, value) in enumerate(entries):
             target = out
             if not isinstance(key, str):
-                out[f"{NON_STRING_KEY}{i}"] = target = {"key": _as_data(key)}
+                out[f"{NON_STRING_KEY}{i}"] = target = {"key": as_data(key)}
                 key = "value"
             if isinstance(value, (Mapping, list, tuple)) and not isinstance(value, Core):
                 target[key] = below = {}
                 yield value, below
-            elif isinstance(value, (Tensor, Core, np.ndarray, np.generic, bool, int, float, complex)):
+            elif isinstance(value, (Tensor, Core, np.ndarray, np.generic)):
                 target[key] = value
+            elif isinstance(value, _VALUES):
+                target[key] = as_data(value)
             else:
                 raise TypeError(
-                    f"the leaf {key!r} of a pytree is a {type(value).__name__}; expected a tensor"
+                    f"the leaf {key!r} of a pytree is a {type(value).__name__}; expected a tensor, a number or text"
                 )
 
     visit(fill, pytree, root)
     return root
-
-
-def _as_data(value: object) -> object:
-    """Convert a value to non-tensor data, even if it is a number or a sequence."""
-    coercer = COERCERS.get_fallback()
-    return value if coercer is None else coercer.convert(value, torch.Size(), None)
 
 
 def _build(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, reduce
 from operator import getitem
 from typing import Any, Literal
@@ -15,11 +15,12 @@ from torch import Tensor
 from .._python.linked_list import LinkedList
 from .._tree.coerce import coerce
 from .._tree.defaults import show_path
+from .._tree.keys import is_pair_key
 from .._tree.node import Child, Core, copy_leaf, get_all_entries, make_dense
 from .._tree.walks import has_entries, map_levels
 from .._writes.check import describe_leaf, rephrase_error
 from ..errors import DepthError
-from .from_python import NON_STRING_KEY, PYTREE_TYPE
+from .from_python import PYTREE_TYPE
 
 ConvertTensors = bool | Literal["numpy"]
 
@@ -54,7 +55,7 @@ def restore_pytree(root: Core) -> object:
         for key, child in dict(node._children()).items():
             if isinstance(child, Tensor):
                 out[key] = child
-            elif PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY):
+            elif PYTREE_TYPE in child._children() or is_pair_key(key):
                 yield key, child, None
             else:
                 out[key] = child._unwrap()
@@ -68,10 +69,21 @@ def _make_container(entries: dict[str, Any]) -> object:
     if cls is None:
         return (entries["key"], entries["value"])
     if issubclass(cls, Mapping):
-        pairs = [value if key.startswith(NON_STRING_KEY) else (key, value) for key, value in entries.items()]
+        pairs = [value if is_pair_key(key) else (key, value) for key, value in entries.items()]
         # from_pytree does not store the default_factory.
         return cls(None, pairs) if issubclass(cls, defaultdict) else cls(pairs)
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
+
+
+def restore_keys(levels: Iterable[dict[Any, Any]]) -> None:
+    """Replace the pairs of a key that is not a string and its value by entries, in dicts that ``to_dict`` made."""
+    for level in levels:
+        entries = list(level.items())
+        level.clear()
+        for key, value in entries:
+            if is_pair_key(key) and value.keys() == {"key", "value"}:
+                key, value = value["key"], value["value"]
+            level[key] = value
 
 
 def convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> object:

@@ -26,6 +26,7 @@ from .._encode.records import Record
 from .._tree.coerce import WRAPPED, coerce
 from .._tree.components import has_same_components
 from .._tree.defaults import check_keys, clone_detached, get_lead, show_path, unwrap_entry
+from .._tree.keys import unravel_key_below
 from .._tree.locks import check_unlocked
 from .._tree.node import LEAF_KINDS, Child, Core, CoreT, get_all_entries, make_dense, replace_leaves
 from .._tree.ragged import get_display_shape
@@ -168,6 +169,7 @@ def _list_entries(node: Core) -> Mapping[str, Child]:
 
 def _parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:
     """Parse a state dict of any layout into a tree of ``_Level``."""
+    _check_names((), state_dict)
     metadata = getattr(state_dict, "_metadata", None)
     if from_flatten is None:
         provided = {key for key, value in state_dict.items() if not _is_sentinel(key, value)}
@@ -190,6 +192,7 @@ def _parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool
         if set(source) == {"_tensordict", "_non_tensordict"}:
             level.meta["_non_tensor"] = dict(source["_non_tensordict"])
             source = source["_tensordict"]
+        _check_names(path, source)
         for key, value in source.items():
             if _is_sentinel(key, value):
                 level.meta[key.strip("_")] = value
@@ -232,6 +235,13 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
         level = _descend(root, known.get(name) or tuple(name.split(".")) if name else (), name)
         level.meta.update(meta)
     return root
+
+
+def _check_names(path: tuple[str, ...], source: Mapping[Any, object]) -> None:
+    """Raise KeyPathError if a key of a mapping in a state dict is not a key of a collection."""
+    if not {*map(type, source)} <= {str}:
+        for key in source:
+            unravel_key_below(path, key)
 
 
 def _is_sentinel(key: str, value: object) -> bool:

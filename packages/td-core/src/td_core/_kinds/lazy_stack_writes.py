@@ -127,7 +127,7 @@ def _split_broadcast(
     counts: set[int | None] = set()
 
     def pair(node: Any, source: Any, prefix: Path) -> Iterator[tuple[object, ...]]:
-        for key, entry in list_pairs(_get_entries(source)):
+        for key, entry in list_pairs(_get_entries(source), (*above, *prefix)):
             path, full = (*prefix, key), (*above, *prefix, key)
             try:
                 target = node._peek_child(key)
@@ -151,7 +151,7 @@ def _split_broadcast(
     visit(pair, stack, value, ())
     for entry, path in new:
         if has_free_entries(entry, lead):
-            new += [(below, (*path, key)) for key, below in list_pairs(_get_entries(entry))]
+            new += [(below, (*path, key)) for key, below in list_pairs(_get_entries(entry), (*above, *path))]
         else:
             count = find_common_dims(counts, dims)
             split[path] = as_new_rows(entry, lead, count, stack.device, (*above, *path))

@@ -19,9 +19,11 @@ from .._convert.to_python import (
     copy_to_tensordicts,
     list_elements,
     make_namedtuples,
+    restore_keys,
     restore_pytree,
 )
 from .._python.method_factories import make_classmethod
+from .._tree.keys import is_pair_key
 from .._tree.node import Core
 from ..typing import BatchSize, DeviceType
 
@@ -120,6 +122,7 @@ class ConversionMixin(Core):
         # Hot path: copy the dict of each node in C, then replace only the entries that are not plain tensors.
         root: dict[str, object] = dict(self._schema.list_entries(self))
         todo = [root]
+        paired: dict[int, dict[Any, Any]] = {}
         below: dict[str, object]
         # By hand: the row `to_dict` of benchmarks/ops.py.
         while todo:
@@ -136,12 +139,15 @@ class ConversionMixin(Core):
                     else:
                         out[key] = below = dict(child._schema.list_entries(child))
                         todo.append(below)
+                        if key[:1] == "<" and is_pair_key(key):
+                            paired[id(out)] = out
                     continue
                 value = convert_value(self, child, convert_tensors)
                 if value is not None or retain_none:
                     out[key] = value
                 else:
                     del out[key]
+        restore_keys(paired.values())
         return root
 
     def tolist(

@@ -29,7 +29,7 @@ from .._functions.entries import (
 from .._tree.coerce import build_nested
 from .._tree.defaults import check_cycle, get_entry, show_path, unwrap_entry
 from .._tree.dim_names import take_names
-from .._tree.keys import is_key, unravel_key_to_tuple
+from .._tree.keys import is_key, unravel_key_below, unravel_key_to_tuple
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core
 from .._tree.views import (
@@ -165,7 +165,7 @@ class EntryMixin(Core):
             if entry._names is not None:
                 take_names(self, entry)
             return
-        path = unravel_key_to_tuple(key)
+        path = unravel_key_below(prefix, key)
         node: Core = self
         above: list[Core] = []
         for depth, part in enumerate(path[:-1]):

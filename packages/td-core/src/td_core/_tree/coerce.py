@@ -20,7 +20,7 @@ from .._torch.arrays import as_tensor
 from ..errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 from .defaults import get_lead, show_path
 from .dim_names import lift_names
-from .keys import unravel_key_to_tuple
+from .keys import NON_STRING_KEY, unravel_key_below
 from .node import Child, Core, make_dense
 from .walks import expand
 
@@ -238,6 +238,12 @@ def _convert_items(values: Any) -> Any:
     return [coerce(value, torch.Size(), None, ()) for value in values]
 
 
+def as_data(value: object) -> object:
+    """Convert a value to non-tensor data, even if it is a number or a sequence."""
+    coercer = COERCERS.get_fallback()
+    return value if coercer is None else coercer.convert(value, torch.Size(), None)
+
+
 def get_struct_fields(value: object) -> dict[str, object] | None:
     """Return the fields of a structured array or of one of its records, or None for any other object."""
     if not isinstance(value, (np.ndarray, np.void)) or value.dtype.names is None:
@@ -353,6 +359,9 @@ def build_nested(
             else:
                 content = value if type(value) is dict else get_content and get_content(value)
             if type(key) is not str:
+                if get_content and COERCERS.get_fallback() and not isinstance(key, (str, tuple)):
+                    content = {"key": as_data(key), "value": value}
+                    key = f"{NON_STRING_KEY}{len(entries)}"
                 # A nested key can lead into a node that the loop has not filled yet.
                 _fill_levels(todo[first:], batch_size, device, get_content, seen)
                 del todo[first:]
@@ -360,7 +369,7 @@ def build_nested(
                 node._set_path(key, value, prefix)
                 is_named = is_named or node._names is not None
                 continue
-            below = (*prefix, key) if type(key) is str else (*prefix, *unravel_key_to_tuple(key))
+            below = (*prefix, key) if type(key) is str else (*prefix, *unravel_key_below(prefix, key))
             if seen is not None:
                 if id(value) in seen and _has_cycle(value, get_content):
                     raise StructureError(f"{show_path(below)} holds a mapping that contains itself")

@@ -16,6 +16,9 @@ from .walks import expand
 
 KEY_SEPARATOR = "."
 
+NON_STRING_KEY = "<NON_NESTED>"
+"""Prefix of the keys that replace dict keys which are not strings."""
+
 
 def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
     """Flatten a key to a tuple of strings.
@@ -43,6 +46,17 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
     raise KeyPathError(f"a key is a string or a non-empty, possibly nested tuple of strings; got {key!r}")
 
 
+def unravel_key_below(prefix: tuple[str, ...], key: Any) -> tuple[str, ...]:
+    """Flatten a key of the node or mapping under ``prefix``; the error names that place."""
+    try:
+        return unravel_key_to_tuple(key)
+    except KeyPathError as error:
+        if not prefix:
+            raise
+        place = prefix[0] if len(prefix) == 1 else prefix
+        raise KeyPathError(f"under the key {place!r}: {error}") from None
+
+
 def unravel_key(key: NestedKey) -> str | tuple[str, ...]:
     """Flatten a key: return a string for a key of one part, otherwise a flat tuple of strings.
 
@@ -64,6 +78,11 @@ def unravel_key_list(keys: Iterable[NestedKey]) -> list[str | tuple[str, ...]]:
     if isinstance(keys, str):
         raise KeyPathError(f"unravel_key_list takes a sequence of keys; got the single key {keys!r}")
     return [unravel_key(key) for key in keys]
+
+
+def is_pair_key(key: Any) -> bool:
+    """Return True for a key that replaces a dict key which is not a string; see :data:`NON_STRING_KEY`."""
+    return isinstance(key, str) and key.startswith(NON_STRING_KEY)
 
 
 def is_key(index: object) -> bool:

@@ -105,7 +105,7 @@ class IndexedWrite:
                 for key, child in dict(children).items()
                 if isinstance(child, Tensor) or has_entries(child)
             }
-        for key, entry in list_pairs(entries):
+        for key, entry in list_pairs(entries, path):
             target = children.get(key)
             if isinstance(target, Tensor):
                 self._read_leaf(target, entry, (*path, key), aligned)

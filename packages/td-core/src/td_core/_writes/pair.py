@@ -20,7 +20,7 @@ from .._torch.kernels import PLAIN
 from .._torch.private import functorch_level, plain_results
 from .._tree.backends import get_backends
 from .._tree.coerce import NUMBERS
-from .._tree.keys import unravel_key_to_tuple
+from .._tree.keys import unravel_key_below
 from .._tree.node import Core
 from .._tree.walks import has_entries
 from .check import (
@@ -51,15 +51,17 @@ class Through(dict[str, Any]):
     """A nested key as a one-entry dict. Unlike a dict value, an update does not replace a leaf on its path by it."""
 
 
-def list_pairs(items: Mapping[Any, object]) -> Iterable[tuple[str, Any]]:
-    """Return the entries of a mapping by their first keys; the entry of a nested key becomes a dict."""
+def list_pairs(items: Mapping[Any, object], prefix: tuple[str, ...] = ()) -> Iterable[tuple[str, Any]]:
+    """Return the entries of a mapping under ``prefix`` by their first keys; the entry of a nested key becomes a dict."""
     entries = dict(items)
-    return entries.items() if {*map(type, entries)} <= _STRINGS else starmap(split_pair, entries.items())
+    if {*map(type, entries)} <= _STRINGS:
+        return entries.items()
+    return starmap(split_pair, ((unravel_key_below(prefix, key), value) for key, value in entries.items()))
 
 
-def split_pair(key: Any, value: object) -> tuple[str, object]:
+def split_pair(path: tuple[str, ...], value: object) -> tuple[str, object]:
     """Return the first part of a key, and its entry: the value, or a dict of it under the other parts."""
-    key, *below = unravel_key_to_tuple(key)
+    key, *below = path
     for part in reversed(below):
         value = Through({part: value})
     return key, value

@@ -17,11 +17,12 @@ from .._tree.coerce import NUMBERS, WRAPPED, coerce
 from .._tree.defaults import add_nested, check_cycle, check_keys, missing_key_error, show_path
 from .._tree.dim_names import check_tails, inherit_names, join_names, lift_names, set_batch_size
 from .._tree.key_trees import KeyTree, filter_entries, parse_requested_keys
+from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, concurrent_change_error, get_all_entries
 from .._tree.views import IsLeaf
 from .._tree.walks import has_entries
-from ..errors import BatchSizeError, DimNamesError, KeyThroughLeafError, StructureError
+from ..errors import BatchSizeError, DimNamesError, KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import Names, NestedKey
 from .check import check_copied, is_sealed
 from .pair import Through, is_node, list_pairs, split_pair, try_copy_whole
@@ -91,7 +92,7 @@ class Update:
             # A lazy stack raises for keys that some members lack, so filter the source first.
             shown = source if wanted is None else filter_entries(source, dict.fromkeys(wanted))
             items = get_all_entries(shown)
-        entries = list(_list_requested(items, wanted))
+        entries = list(_list_requested(items, wanted, path))
         if not self.inplace:
             check_unlocked(node, f"update {show_path(path)}")
             check_keys(node, {key: None for key, _, _ in entries})
@@ -273,10 +274,10 @@ class Update:
 
 
 def _list_requested(
-    items: Mapping[Any, object], wanted: KeyTree | None
+    items: Mapping[Any, object], wanted: KeyTree | None, path: Path
 ) -> Iterator[tuple[str, Any, KeyTree | None]]:
     """Iterate over the requested entries: key, value, and the requested keys below it."""
-    for key, value in list_pairs(items):
+    for key, value in list_pairs(items, path):
         if wanted is None:
             yield key, value, None
         elif key in wanted and (wanted[key] is None or is_node(value)):  # a leaf has no entries below
@@ -369,7 +370,10 @@ def _split_levels(
     leaves: dict[Any, Child] = {}
     for key, value in source.items():
         if type(key) is not str:
-            key, value = split_pair(key, value)
+            try:
+                key, value = split_pair(unravel_key_to_tuple(key), value)
+            except KeyPathError:
+                return None  # the slower way raises, with the path of the key
         if isinstance(value, Tensor):
             if type(value) in WRAPPED or value.is_nested:
                 return None
