@@ -56,7 +56,7 @@ def test_with_batch_size_copies_only_to_a_longer_one(size: list[int], same: bool
 
 def test_nodes_of_one_kind_have_one_member_and_split_nothing() -> None:
     td = make_td()
-    assert td._members_and_dim() is None and td._split_value(1) == () == td._split_write(0, 1)
+    assert td._members_and_dim() is None and td._split_write(1) == () == td._split_write(1, 0)
     assert td._zip_members(1, 2) == [(td, 1, 2)]
     assert td._map_members(lambda node, other: (node, other), 3) == (td, 3)
     assert td._unwrap() is td._inner() is td._as_value(td) and td._as_value(3) == 3
