@@ -33,10 +33,14 @@ def test_list_pairs_turns_nested_keys_into_dicts() -> None:
     assert list(list_pairs({"a": {"b": 1}})) == [("a", {"b": 1})]
 
 
-def test_split_pair_bad_key_raises() -> None:
-    assert split_pair(("a", ("b", "c")), 1) == ("a", {"b": {"c": 1}})
-    with pytest.raises(KeyPathError):
-        split_pair(3, 1)
+def test_split_pair_nests_the_other_parts_of_a_path() -> None:
+    assert split_pair(("a", "b", "c"), 1) == ("a", {"b": {"c": 1}})
+    assert split_pair(("a",), 1) == ("a", 1)
+
+
+def test_list_pairs_bad_key_raises_with_the_path_above() -> None:
+    with pytest.raises(KeyPathError, match="'above'"):
+        list(list_pairs({3: 1}, ("above",)))
 
 
 @pytest.mark.parametrize(
