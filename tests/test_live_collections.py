@@ -182,6 +182,13 @@ def test_change_of_stored_collection_gives_what_memory_gives(name: str, make_pai
     pair.change(lambda td: td.set("last", torch.zeros(*td.batch_size, 3)))
 
 
+def make_longer(td: Any) -> Any:
+    """Return other elements, and a longer batch size of the members of the stack."""
+    longer = td.apply(torch.zeros_like).to_tensordict()
+    longer["rows"] = lazy_stack([TensorDict({"p": torch.zeros(2)}, [2]) for _ in range(3)])
+    return longer
+
+
 #: Changes of which the last part fails: a value that no file can hold, or a key that is missing.
 FAILURES: dict[str, Callable[[Any], object]] = {
     "update": lambda td: td.update({"a": torch.ones(3, 2), "k": 1, "bad": torch.ones(3).to_sparse()}),
@@ -197,6 +204,12 @@ FAILURES: dict[str, Callable[[Any], object]] = {
     "separate": lambda td: td.separates("a", "missing"),
     "names": lambda td: setattr(td, "names", ["x", "y"]),
     "batch_size": lambda td: setattr(td, "batch_size", [3, 2]),
+    "batch_size_of_entry": lambda td: td.update(make_longer(td), inplace=True, update_batch_size=True),
+    "load_batch_size_of_entry": lambda td: td.load_state_dict(make_longer(td).state_dict()),
+    "load_assigned": lambda td: td.load_state_dict(make_longer(td).state_dict(), assign=True),
+    "load_assigned_to_entry": lambda td: td.load_state_dict(
+        td.apply(torch.zeros_like).state_dict(), assign=True
+    ),
 }
 
 
@@ -252,6 +265,20 @@ def list_devices(td: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], s
     return found
 
 
+def make_valued(tensorclass: Any) -> TensorDict:
+    """Return a collection with values, and with collections and stacks that have some."""
+    fields = {"x": torch.Tensor, "s": str}
+    point = type(tensorclass.TensorClass)(
+        "Point", (tensorclass.TensorClass,), {"__annotations__": fields, "__module__": __name__}
+    )
+    data = make_data()
+    data["v"], data["vs"] = "text", tensorclass.NonTensorStack("a", "b", "c")
+    data["n", "v"], data["n", "m"] = "text", tensorclass.MetaData("m")
+    data["point"] = point(x=torch.ones(3), s="text", batch_size=[3])
+    data["points"] = lazy_stack([point(x=torch.ones(2), s=str(i)) for i in range(3)])
+    return data
+
+
 #: Changes of device labels.
 LABELS: dict[str, Callable[[Any], object]] = {
     "auto": lambda td: td.auto_device_(),
@@ -268,15 +295,7 @@ LABELS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("name", LABELS)
 def test_device_labels_are_those_of_memory(name: str, plain: bool, make_pair: Any) -> None:
     tensorclass = pytest.importorskip("td_tensorclass")
-    fields = {"x": torch.Tensor, "s": str}
-    point = type(tensorclass.TensorClass)(
-        "Point", (tensorclass.TensorClass,), {"__annotations__": fields, "__module__": __name__}
-    )
-    data = make_data()
-    data["v"], data["vs"] = "text", tensorclass.NonTensorStack("a", "b", "c")
-    data["n", "v"], data["n", "m"] = "text", tensorclass.MetaData("m")
-    data["point"] = point(x=torch.ones(3), s="text", batch_size=[3])
-    data["points"] = lazy_stack([point(x=torch.ones(2), s=str(i)) for i in range(3)])
+    data = make_valued(tensorclass)
     if not plain:
         data["values"] = {"v": "text"}
     pair = make_pair(data)
@@ -286,6 +305,21 @@ def test_device_labels_are_those_of_memory(name: str, plain: bool, make_pair: An
     if name == "auto":
         assert expected["v",] == expected[()] == ("cpu" if plain else "None")
         assert expected["n", "v"] == expected["points", 1, "s"] == "cpu"
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("key", ["point", "points"])
+def test_load_state_that_an_entry_refuses_changes_nothing(key: str, assign: bool, make_pair: Any) -> None:
+    tensorclass = pytest.importorskip("td_tensorclass")
+    pair = make_pair(make_valued(tensorclass).select("a", "v", "vs", ("n", "v"), key))
+    other = pair.memory.flip(0).set("v", "other")
+    if key == "point":
+        other["point", "s"] = "other"
+    with pytest.raises((td_core.StructureError, LockedError), match="larger entry|is locked"):
+        pair.stored.load_state_dict(other.state_dict(), assign=assign)
+    pair.check()
+    assert pair.stored["vs"] == pair.memory["vs"] == td_core.load(pair.path)["vs"] == ["a", "b", "c"]
+    assert pair.stored["v"] == "text"
 
 
 def test_popped_entries_are_in_memory(make_pair: Any) -> None:

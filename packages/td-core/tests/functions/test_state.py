@@ -185,6 +185,39 @@ def test_load_state_dict_without_leaves_returns_empty(td):
     assert td.load_state_dict(td.state_dict()).is_empty()
 
 
+LOCKED: dict[str, Callable[[], Any]] = {
+    "dense": lambda: make_td()["n"],
+    "stack": lambda: lazy_stack([TensorDict({"b": torch.ones(4)}) for _ in range(3)]),
+    "params": lambda: TensorDictParams(make_td()["n"]),
+}
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("kind", LOCKED)
+def test_load_state_dict_into_locked_level_copies_or_changes_nothing(kind: str, assign: bool) -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": LOCKED[kind]()}, [3])
+    state = td.apply(lambda leaf: leaf + 1).state_dict()
+    before = td["n", "b"].clone()
+    td["n"].lock_()
+    if assign:
+        with pytest.raises(LockedError, match="assign=True"):
+            td.load_state_dict(state, assign=True)
+    else:
+        td.load_state_dict(state)
+    assert td["a"].tolist() == [1.0 - assign] * 3
+    assert torch.equal(td["n", "b"], before if assign else before + 1)
+
+
+def test_load_state_dict_with_extra_keys_of_locked_level_changes_nothing() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3])
+    td["n"].lock_()
+    with pytest.raises(LockedError, match="extra keys"):
+        td.load_state_dict({"a": torch.ones(3), "n.b": torch.ones(3), "n.q": torch.ones(3)}, strict=False)
+    assert td["a"].sum() == td["n", "b"].sum() == 0
+    td.load_state_dict({"a": torch.ones(3), "n.b": torch.ones(3), "q": torch.ones(3)}, strict=False)
+    assert list(td.keys(True)) == ["a", "n", ("n", "b"), "q"]
+
+
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("target", ["dense", "stack", "params", "locked"])
 def test_load_state_dict_not_strict_adds_empty_nodes(target, flatten):

@@ -27,7 +27,7 @@ from .._tree.coerce import WRAPPED, coerce
 from .._tree.components import has_same_components
 from .._tree.defaults import check_keys, clone_detached, get_lead, show_path, unwrap_entry
 from .._tree.keys import unravel_key_below
-from .._tree.locks import check_unlocked
+from .._tree.locks import check_no_entry, check_unlocked, check_unlocked_below
 from .._tree.node import LEAF_KINDS, Child, Core, CoreT, get_all_entries, make_dense, replace_leaves
 from .._tree.ragged import get_display_shape
 from .._tree.roles import in_role, role
@@ -35,7 +35,7 @@ from .._tree.walks import has_entries, visit
 from .._writes.check import check_writable
 from .._writes.pair import try_copy_leaves
 from .._writes.run import Transaction
-from .._writes.update import Update, write_entry
+from .._writes.update import Update
 from ..errors import FormatError, KeyPathError, StructureError
 
 FORMAT = "state_dict/2"
@@ -278,6 +278,7 @@ class _Load:
         self.levels: list[tuple[Core, dict[str, Any]]] = []
         self.missing: list[str] = []
         self.unexpected: list[str] = []
+        self.grown: list[Core] = []
         self.wrong: list[str] = []
 
     def read(self, root: _Level) -> None:
@@ -289,11 +290,12 @@ class _Load:
             raise StructureError(
                 f"cannot load the state dict into the {type(self.target).__name__}: " + "; ".join(problems)
             )
-        if self.assign or self.unexpected:
-            check_unlocked(self.target, "load a state dict with assign=True or extra keys")
+        self._check_locks()
         # Change the deepest nodes first: the batch size of a node must be a prefix of those of its nested nodes.
         for node, meta in reversed(self.levels):
             size = meta.get("batch_size")
+            if size is not None and tuple(size) != node.batch_size:
+                check_no_entry(node, "change the batch size of")
             if size is not None:
                 self.writes.change(_resize, node, torch.Size(size))
 
@@ -327,6 +329,14 @@ class _Load:
         for key, value in values.items():
             if grows or key in held:
                 self._add(node, key, (value,))
+
+    def _check_locks(self) -> None:
+        """Raise LockedError if a node that would get other leaves, or new entries, is locked."""
+        what = "load a state dict with assign=True or extra keys"
+        if self.assign:
+            check_unlocked_below(self.target, what)
+        for node in (self.target, *self.grown) if self.unexpected else ():
+            check_unlocked(node, what)
 
     def _check_metadata(self, node: Core, level: _Level, path: tuple[str, ...]) -> None:
         """Add an error if the devices differ."""
@@ -390,8 +400,17 @@ class _Load:
 
     def _add(self, node: Core, key: str, value: Entry | tuple[object]) -> None:
         """Add the write of a value, or of a new entry."""
-        add = self.writes.put_with if key in node._children() else self.writes.change
-        add(_store_entry, node, key, self.assign, value)
+        held = node._children().get(key)
+        if held is None:
+            self.grown.append(node)
+            self.writes.change(_store_entry, node, key, self.assign, value)
+        elif isinstance(value, tuple) and _is_kept(held):
+            made = _make_value(value[0], node, held, self.assign)
+            self.update.add_copy(node, key, coerce(made, node.batch_size, node.device, (key,)), (key,))
+        elif isinstance(value, _Level) and not self.assign and _is_written_in_place(node, key, held):
+            self.update.add_copy(node, key, _build_held(node, held, value, False), (key,))
+        else:
+            self.writes.put_with(_store_entry, node, key, self.assign, value)
 
 
 def _get_node_values(node: Core, level: _Level) -> Mapping[str, object]:
@@ -460,23 +479,30 @@ def _store_entry(node: Core, key: str, assign: bool, value: Entry | tuple[object
 
 def _store_value(node: Any, key: str, held: object, value: object, assign: bool) -> None:
     """Store a value of the state dict; None, without an old value, removes nothing."""
-    if held is not None and (node._locked or _is_kept(held)):
+    if held is not None and node._locked:
         node.set_(key, _make_value(value, node, held, assign))
     elif held is not None or value is not None:
         node._set_path((key,), None if value is None else _make_value(value, node, held, assign))
 
 
 def _store_level(node: Core, key: str, held: Child | None, level: _Level, assign: bool) -> None:
-    """Store a level of the state dict as a node, or write it into the value node that is there."""
+    """Store a level of the state dict as a node."""
+    node._set_child(key, node._schema.adopt(key, _build_held(node, held, level, assign)))
+
+
+def _build_held(node: Core, held: Child | None, level: _Level, assign: bool) -> Any:
+    """Build the node that takes the place of an entry; it has the dim names of the entry, which a state dict does not contain."""
     built = _build_value(held, level, assign, node)
     if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
-        built._set_names(held._names)  # a state dict does not contain dim names
-    is_value = isinstance(held, Core) and not has_entries(held)
-    # A value that the kind builds when it is read, as a lazy stack does, is written to the members that store it.
-    if not assign and is_value and (node._children()[key] is not held or _is_kept(held)):
-        write_entry(node, key, built, (key,))
-    else:
-        node._set_child(key, node._schema.adopt(key, built))
+        built._set_names(held._names)
+    return built
+
+
+def _is_written_in_place(node: Core, key: str, held: Child | None) -> bool:
+    """Return True for a value that is kept in files, or that the kind builds when it is read, as a lazy stack does."""
+    if not isinstance(held, Core) or has_entries(held):
+        return False
+    return _is_kept(held) or node._children()[key] is not held
 
 
 def _is_kept(held: object) -> bool:

@@ -18,7 +18,7 @@ from .._tree.defaults import add_nested, check_cycle, check_keys, missing_key_er
 from .._tree.dim_names import check_tails, inherit_names, join_names, lift_names, set_batch_size
 from .._tree.key_trees import KeyTree, filter_entries, parse_requested_keys
 from .._tree.keys import unravel_key_to_tuple
-from .._tree.locks import check_unlocked
+from .._tree.locks import check_no_entry, check_unlocked
 from .._tree.node import Child, Core, concurrent_change_error, get_all_entries
 from .._tree.views import IsLeaf
 from .._tree.walks import has_entries
@@ -269,6 +269,7 @@ class Update:
                     f"the batch size {list(size)} of the source does not fit: {show_path((*path, key))} is not updated "
                     f"and has {list(shape)}"
                 )
+        check_no_entry(node, "change the batch size of")
         self.writes.change(set_batch_size, node, size)
         return size
 
