@@ -26,6 +26,7 @@ nox.options.sessions = ["lint", "typecheck", "build", "third_party", "interop", 
 
 ROOT = Path(__file__).parent
 CORE = "td-core"
+STORE = "td-store"  # installed alone with td-core, and with the packages that need it
 SIBLINGS = ("td-memmap", "td-tensorclass", "td-distributed")  # installed in every combination
 LATER: tuple[str, ...] = (
     "td-nn",
@@ -36,13 +37,21 @@ LATER: tuple[str, ...] = (
 if sys.version_info >= (3, 11):  # as zarr
     LATER = (*LATER, "td-zarr")
 META = "td-all"
-EVERYTHING = (CORE, *SIBLINGS, *LATER, META)
+EVERYTHING = (CORE, STORE, *SIBLINGS, *LATER, META)
 MODULES = {name: "td" if name == META else name.replace("-", "_") for name in EVERYTHING}
 
 SUBSETS = [s for size in range(len(SIBLINGS) + 1) for s in itertools.combinations(SIBLINGS, size)]
+
+
+def combine(others: tuple[str, ...]) -> tuple[str, ...]:
+    """Return td-core, td-store if one of the other packages needs it, and these."""
+    need = set(others) - {STORE, "td-tensorclass", "td-nn", "td-data"}
+    return (CORE, *([STORE] if need else []), *others)
+
+
 COMBINATIONS = {
-    "+".join(name.removeprefix("td-") for name in (CORE, *subset)): (CORE, *subset)
-    for subset in (*SUBSETS, *((name,) for name in LATER))
+    "+".join(name.removeprefix("td-") for name in (CORE, *subset)): combine(subset)
+    for subset in (*SUBSETS, (STORE,), *((name,) for name in LATER))
 }
 COMBINATIONS["all"] = EVERYTHING
 MATRIX = [
@@ -244,12 +253,12 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_params=BARE)
 def third_party(session: nox.Session) -> None:
-    """Install the example plugins with td-core only, and run their tests."""
-    environment = Environment(session, (CORE,))
+    """Install the example plugins with td-core and td-store only, and run their tests."""
+    environment = Environment(session, (CORE, STORE))
     for example in ("td-example-codec", "td-example-store"):
         environment.install("--no-build-isolation", f"./examples/{example}")
-    environment.pytest("examples/td-example-codec/tests", TD_EXPECT_PLUGINS=CORE)
-    environment.pytest("examples/td-example-store/tests", TD_EXPECT_PLUGINS=CORE)
+    for example in ("td-example-codec", "td-example-store"):
+        environment.pytest(f"examples/{example}/tests", TD_EXPECT_PLUGINS=f"{CORE},{STORE}")
 
 
 @nox.session(venv_params=BARE)
@@ -264,8 +273,8 @@ def interop(session: nox.Session) -> None:
 def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     """Test one combination of packages on one device.
 
-    The tests of a package run in the environment that has only td-core and this package, and in the one that has all packages;
-    there, a third of its tests. The tests in ``tests/``, which cover several packages or missing packages, run in every
+    The tests of a package run in the environment that has only this package and those that it needs, and in the one that has all
+    packages; there, a third of its tests. The tests in ``tests/``, which cover several packages or missing packages, run in every
     combination. A test marked ``once`` runs in one environment: of a package with td-core alone, of ``tests/`` with all
     packages. On a GPU, the environment with all packages runs every test.
     """
@@ -273,7 +282,8 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     if device == "cuda" and not can(python, "import torch; assert torch.cuda.is_available()"):
         session.skip("torch finds no CUDA device on this machine")
     environment = Environment(session, packages)
-    whole = packages if packages == EVERYTHING else packages[-1:] if len(packages) <= 2 else ()
+    alone = len({*packages} - {STORE}) <= 2
+    whole = packages if packages == EVERYTHING else packages[-1:] if alone else ()
     folders = [f"packages/{name}/tests" for name in whole]
     once = ["tests", f"packages/{META}/tests"] if packages == EVERYTHING else folders
     variables = {"TD_EXPECT_PLUGINS": ",".join(packages), "TD_TEST_DEVICE": device}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from td_core import MissingPluginError, TensorCollection, TensorDict, TensorDictParams, lazy_stack
+from td_core.errors import FIRST_PARTY
 from td_core.plugins.placeholders import METHODS as PACKAGES
 
 METHODS = [(package, name) for name, package in PACKAGES.items()]
@@ -17,6 +18,11 @@ METHODS = [(package, name) for name, package in PACKAGES.items()]
 @pytest.fixture
 def data() -> TensorDict:
     return TensorDict({"a": torch.zeros(3, 2), "nested": {"b": torch.ones(3)}}, batch_size=[3])
+
+
+def list_folders(distribution: str) -> str:
+    """Return the folders that an install command for a package names."""
+    return " ".join(f"./packages/{name}" for name in (*FIRST_PARTY[distribution], distribution))
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def kinds(data: TensorDict, installed: set[str]) -> list[TensorCollection]:
 def test_call_method_of_missing_package_names_package(
     kinds: list[TensorCollection], without: str, method: str
 ) -> None:
-    remedy = f"pip install ./packages/{without} in a checkout of td"
+    remedy = f"pip install {list_folders(without)} in a checkout of td"
     message = f"is provided by the package '{without}', which is not installed: {remedy}"
     for collection in kinds:
         for owner in (collection, type(collection)):
@@ -59,7 +65,7 @@ def test_call_method_of_missing_package_names_package(
 def test_save_without_td_memmap_names_package(
     data: TensorDict, without: str, tmp_path: Path, action: Callable[[TensorDict, Path], object]
 ) -> None:
-    with pytest.raises(MissingPluginError, match=f"pip install ./packages/{without}"):
+    with pytest.raises(MissingPluginError, match=f"pip install {list_folders(without)} "):
         action(data, tmp_path)
 
 
@@ -69,7 +75,7 @@ def test_set_value_without_td_tensorclass_names_package(
     data: TensorDict, without: str, value: object
 ) -> None:
     with pytest.raises(
-        MissingPluginError, match=f"'label'.*{type(value).__name__}.*pip install ./packages/{without}"
+        MissingPluginError, match=f"'label'.*{type(value).__name__}.*pip install {list_folders(without)} "
     ):
         data["label"] = value
     assert "label" not in data.keys()

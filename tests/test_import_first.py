@@ -41,6 +41,7 @@ def is_format(plugin: Path) -> bool:
 #: A name of each package from a module that its plugin also imports.
 NAMES = {
     "td_core": "TensorDict",
+    "td_store": "StoredTensor",
     "td_memmap": "load_memmap",
     "td_tensorclass": "NonTensorData",
     "td_distributed": "consolidate",
@@ -83,9 +84,9 @@ before = set(sys.modules)
 import td_core
 added = set(sys.modules) - before
 roots = {name.partition(".")[0] for name in added} - sys.stdlib_module_names
-tools = ("_checksums", "_encoded_tables", "_inspection", "_stored", "_temporary_files")
+tools = ("_checksums", "_stored_tensor", "_temporary_files", "arrays", "testing")
 print(*sorted(name for name in roots if not name.startswith(("td_", "__editable__"))))
-print(*sorted(added.intersection(f"td_core.{name}" for name in tools)))
+print(*sorted(added.intersection(f"td_store.{name}" for name in tools)))
 print("argparse" in added)
 """
     lines = python(code).split("\n")

@@ -9,14 +9,25 @@ from pathlib import Path
 import pytest
 from project_imports import ROOT, SOURCES, imports, modules, own_module
 
+from td_core.errors import FIRST_PARTY
+
 pytestmark = pytest.mark.once  # the sources are the same in every environment
 
 SIBLINGS = SOURCES.keys() - {"td_core", "td"}
-ALLOWED = {"td_core": set(), **{name: {"td_core"} for name in SIBLINGS}, "td": {"td_core", *SIBLINGS}}
+#: The kit for formats, the siblings that build on it, and the modules of td_core that find at first use what has moved there.
+STORE = "td_store"
+ON_STORE = {name.replace("-", "_") for name, needs in FIRST_PARTY.items() if needs}
+ALLOWED = {
+    "td_core": set(),
+    **{name: {"td_core", *([STORE] if name in ON_STORE else [])} for name in SIBLINGS},
+    "td": {"td_core", *SIBLINGS},
+}
+MOVED = {"__init__", "array_formats", "pickles", "testing"}
+FOR_TYPES = ("td_core", "__init__", "td_store.StoredTensor")
 LONGEST_FILE = 700
 
 # What packages outside of td_core and the examples may import of it, in addition to the names of td_core itself.
-PUBLIC_MODULES = {"array_formats", "errors", "kinds", "pickles", "plugins", "spi", "testing", "typing"}
+PUBLIC_MODULES = {"errors", "kinds", "pickles", "plugins", "spi", "testing", "typing"}
 OUTSIDE = sorted(
     path
     for path in [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("examples/**/*.py")]
@@ -44,7 +55,6 @@ LAYERS = [
     ["_methods"],
     ["_kinds"],
     ["kinds"],
-    ["_checksums", "_stored", "_stored_blocks", "_stored_modes", "_stored_requests", "_temporary_files"],
     ["pickles", "array_formats"],
     ["spi"],
     ["plugins"],
@@ -93,8 +103,16 @@ def test_package_imports_only_allowed_packages(package: str, name: str) -> None:
         f"line {found.line}: {found.target}"
         for found in imports(package, name)
         if found.target.split(".")[0] not in ALLOWED[package] | {package}
+        and (package, name, found.target) != FOR_TYPES
     ]
     assert strangers == []
+
+
+def test_core_names_store_only_in_modules_of_lazy_names() -> None:
+    found = {
+        name for name, path in modules("td_core").items() if f'"{STORE}' in path.read_text(encoding="utf-8")
+    }
+    assert found == MOVED
 
 
 @pytest.mark.parametrize("name", modules("td_core"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from td_core.errors import MissingPluginError
 from td_core.plugins.manager import FIRST_PARTY, GROUP
 
 pytestmark = pytest.mark.once  # the sources are the same in every environment
@@ -100,6 +101,33 @@ def test_build_file_has_entry_point_of_sibling(name: str) -> None:
 
 def test_first_party_plugins_are_the_siblings() -> None:
     assert set(FIRST_PARTY) == SIBLINGS
+
+
+@pytest.mark.parametrize("name", sorted(SIBLINGS))
+def test_first_party_plugin_lists_the_packages_that_its_build_file_requires(name: str) -> None:
+    required = re.findall(r'^    "(td-\w+) ~=', read(f"packages/{name}/pyproject.toml"), re.MULTILINE)
+    assert required == [CORE, *FIRST_PARTY[name]]
+
+
+def list_commands(text: str) -> list[list[str]]:
+    """Return the packages that each command for a checkout installs."""
+    commands = re.findall(r"pip install ((?:\\\n|[^\n`])*)", text)
+    return [names for command in commands if (names := re.findall(r"\./(?:packages/)?(td-\w+)", command))]
+
+
+@pytest.mark.parametrize("path", [path for path in TEXTS if list_commands(TEXTS[path])])
+def test_install_command_of_page_lists_what_its_packages_require(path: str) -> None:
+    for names in list_commands(TEXTS[path]):
+        assert {other for name in names for other in FIRST_PARTY.get(name, ())} <= {*names}
+
+
+@pytest.mark.parametrize("name", sorted(SIBLINGS))
+def test_install_command_of_error_lists_what_the_package_requires(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MissingPluginError, "unavailable", {})
+    [names] = list_commands(MissingPluginError.describe(name))
+    assert names == [*FIRST_PARTY[name], name]
 
 
 @pytest.mark.parametrize("path", [path for path in TEXTS if path != "CHANGELOG.md"])

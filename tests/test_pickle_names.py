@@ -18,18 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    Buffer,
-    LinkedList,
-    Record,
-    StoredTensor,
-    TensorDict,
-    TensorDictParams,
-    encode,
-    errors,
-    lazy_stack,
-)
-from td_core.testing import RawFile
+from td_core import Buffer, LinkedList, Record, TensorDict, TensorDictParams, encode, errors, lazy_stack
+
+pytest.importorskip("td_store")
+
+from td_store import StoredTensor
+from td_store.testing import RawFile
 
 td_memmap = pytest.importorskip("td_memmap")
 td_tensorclass = pytest.importorskip("td_tensorclass")

@@ -77,4 +77,5 @@ def test_message_about_missing_sibling_names_a_checkout() -> None:
     for name in sorted(FIRST_PARTY):
         if name not in MissingPluginError.unavailable:
             text = MissingPluginError.describe(name)
-            assert f"pip install ./packages/{name} in a checkout of td" in text
+            folders = " ".join(f"./packages/{each}" for each in (*FIRST_PARTY[name], name))
+            assert f"pip install {folders} in a checkout of td" in text

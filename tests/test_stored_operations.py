@@ -14,8 +14,13 @@ import torch
 from torch.utils.data import DataLoader
 
 import td_core
-from td_core import Serializer, StoredTensor, TensorDict, TensorDictParams, lazy_stack, load, save
-from td_core.testing import LoggedSource, MemorySource, RawFile, installed
+from td_core import Serializer, TensorDict, TensorDictParams, lazy_stack, load, save
+from td_core.testing import installed
+
+pytest.importorskip("td_store")
+
+from td_store import StoredTensor
+from td_store.testing import LoggedSource, MemorySource, RawFile
 
 
 def make_leaves() -> dict[str, torch.Tensor]:

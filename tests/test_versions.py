@@ -20,6 +20,7 @@ from packaging.version import Version
 
 import td_core
 from td_core import TensorDict
+from td_core.errors import FIRST_PARTY
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,7 +65,8 @@ def test_build_file_reads_version_from_td_core(package: str) -> None:
 @pytest.mark.parametrize("package", BUILD_FILES)
 def test_build_file_requires_siblings_of_same_minor_version(package: str) -> None:
     everything = [name for name in BUILD_FILES if name != "td-all"]
-    wanted = {"td-core": [], "td-all": everything}.get(package, ["td-core"])
+    siblings = {name: ["td-core", *needs] for name, needs in FIRST_PARTY.items()}
+    wanted = {"td-core": [], "td-all": everything, **siblings}[package]
     major, minor, *_ = VERSION.split(".")
     project = BUILD_FILES[package]["project"]
     extras = project.get("optional-dependencies", {}).values()

@@ -14,8 +14,8 @@ pytest.importorskip("td", reason="the samples are of every package")
 
 import td as library
 from td_core._encode.node_kinds import KINDS
-from td_core.array_formats import LiveCollection
 from td_core.testing import assert_same
+from td_store.arrays import LiveCollection
 
 
 class Record(library.TensorClass):

@@ -11,8 +11,10 @@ import torch
 from td_example_store import RowSource, SqliteFormat
 
 import td_core
-from td_core import LockedError, StoredTensor, TensorDict, save
-from td_core.testing import OpenTests, SerializerTests, SourceTests
+from td_core import LockedError, TensorDict, save
+from td_core.testing import SerializerTests
+from td_store import StoredTensor
+from td_store.testing import OpenTests, SourceTests
 
 
 class TestSqlite(SerializerTests):

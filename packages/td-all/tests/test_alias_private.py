@@ -223,7 +223,7 @@ def find(name):
         results = evaluate([f"find({name!r}){use}" for name in ABSENT], tmp_path, first)
         assert results == [
             f"MissingPluginError: {name} is provided by the package {package!r}, which is not installed: "
-            f"pip install ./packages/{package} in a checkout of td"
+            f"pip install ./packages/td-store ./packages/{package} in a checkout of td"
             for name, package in ABSENT.items()
         ]
     names = [f"isinstance(data, find({name!r})), find({name!r}).__name__" for name in ABSENT]

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, StoredTensor, TensorDict, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
 from td_core._formats.serializers import SERIALIZERS
 from td_core._tree.coerce import COERCERS
 from td_core.plugins.siblings import SiblingMethods
+from td_core.spi import is_stored
 
 
 def build_nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
@@ -149,7 +150,7 @@ def describe_leaf() -> Callable[[Tensor], tuple[Any, ...]]:
     """Return a function that returns all that a write could change in a leaf; the shape and dtype first, the elements last."""
 
     def describe(leaf: Tensor) -> tuple[Any, ...]:
-        plain = leaf.detach().clone() if isinstance(leaf, StoredTensor) else leaf.detach()
+        plain = leaf.detach().clone() if is_stored(leaf) else leaf.detach()
         if plain.is_meta:
             elements: Any = None
         elif plain.is_quantized:

@@ -66,8 +66,9 @@ def unavailable(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.mark.parametrize("package", FIRST_PARTY)
 def test_describe_package_of_project_names_its_folder(package: str, unavailable: dict[str, str]) -> None:
+    folders = " ".join(f"./packages/{name}" for name in (*FIRST_PARTY[package], package))
     assert MissingPluginError.describe(package) == (
-        f"the package '{package}', which is not installed: pip install ./packages/{package} in a checkout of td"
+        f"the package '{package}', which is not installed: pip install {folders} in a checkout of td"
     )
 
 

@@ -1,20 +1,16 @@
-"""The names that pickles refer to: each is importable, and those of stored tensors only when they are used."""
+"""The names that pickles refer to: each is importable."""
 
 from __future__ import annotations
 
 import pickle
 import pickletools
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from td_core import StoredTensor, TensorDict, TensorDictParams, lazy_stack, pickles
+from td_core import TensorDict, TensorDictParams, lazy_stack, pickles
 from td_core._encode import pickling
-from td_core.testing import RawFile
 
 
 def list_names(content: bytes) -> set[str]:
@@ -60,22 +56,6 @@ def test_pickle_of_collection_names_this_module_only(make: Any, protocol: int) -
     again = pickle.loads(content)
     assert type(again) is type(td)
     assert all(map(torch.equal, again._leaves(), td._leaves()))
-
-
-def test_pickle_of_stored_tensor_names_this_module(tmp_path: Path) -> None:
-    leaf = StoredTensor(RawFile.create(tmp_path / "a.bin", torch.arange(3.0)))
-    content = pickle.dumps(leaf)
-    assert "td_core.pickles.rebuild_stored_tensor" in list_names(content)
-    assert pickle.loads(content)[:].tolist() == [0, 1, 2]
-
-
-@pytest.mark.once
-def test_import_loads_no_stored_tensors() -> None:
-    code = (
-        "import sys; import td_core.pickles as p; assert 'td_core._stored' not in sys.modules; "
-        "p.rebuild_stored_tensor; assert 'td_core._stored' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_state_of_another_library_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from typing import Any, get_args
 
 import pytest
 import torch
 
-import td_core
-from td_core import NO_DEFAULT, NestedKey, StoredTensor
+from td_core import NO_DEFAULT, NestedKey
 from td_core import typing as td_typing
-from td_core.testing import RawFile
 
 
 def test_no_default_is_one_object() -> None:
@@ -54,34 +51,3 @@ def test_alias_lists_types_of_accepted_values(alias: Any, values: list[Any]) -> 
 
 def test_exported_names_exist() -> None:
     assert all(getattr(td_typing, name) is not None for name in td_typing.__all__)
-
-
-class Squares:
-    """A source with only the members that the protocol requires."""
-
-    shape, dtype = torch.Size([5]), torch.int64
-
-    def read(self, index: Any) -> torch.Tensor:
-        return torch.arange(5)[index] ** 2
-
-    def write(self, index: Any, value: torch.Tensor) -> None:
-        raise td_core.LockedError("the squares cannot be written")
-
-    def flush(self) -> None:
-        pass
-
-
-def test_source_needs_only_members_of_the_protocol() -> None:
-    members = {name for name in vars(td_typing.Source) if not name.startswith("_")}
-    assert members == {"shape", "dtype", "read", "write", "flush"}
-    assert all(hasattr(Squares, name) for name in members)
-    leaf = StoredTensor(Squares())
-    assert leaf[1:4].tolist() == [1, 4, 9]
-    with pytest.raises(td_core.LockedError, match="the squares cannot be written"):
-        leaf[0] = 3
-
-
-@pytest.mark.parametrize("name", ["read", "write", "flush"])
-def test_methods_of_a_source_have_the_parameters_of_the_protocol(name: str) -> None:
-    expected = list(inspect.signature(getattr(td_typing.Source, name)).parameters)
-    assert list(inspect.signature(getattr(RawFile, name)).parameters) == expected

@@ -167,7 +167,7 @@ def test_consolidate_concurrently_to_path_keeps_one_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = Barrier(2)
-    put, commit = _consolidated_file.spi.NewFile.write, _consolidated_file.spi.NewFile.commit
+    put, commit = _consolidated_file.files.NewFile.write, _consolidated_file.files.NewFile.commit
 
     def put_together(*args: Any) -> None:
         meeting.wait(10)
@@ -177,8 +177,8 @@ def test_consolidate_concurrently_to_path_keeps_one_whole_file(
         commit(*args, **options)
         meeting.wait(10)
 
-    monkeypatch.setattr(_consolidated_file.spi.NewFile, "write", put_together)
-    monkeypatch.setattr(_consolidated_file.spi.NewFile, "commit", commit_together)
+    monkeypatch.setattr(_consolidated_file.files.NewFile, "write", put_together)
+    monkeypatch.setattr(_consolidated_file.files.NewFile, "commit", commit_together)
     trees = [TensorDict({"a": torch.full((1000,), i)}) for i in range(2)]
     writing = [tree.consolidate(tmp_path / "td", return_early=True) for tree in trees]
     for tree, each in zip(trees, writing, strict=True):
@@ -394,7 +394,9 @@ def test_consolidate_after_killed_one_removes_its_file(tmp_path: Path) -> None:
     tree = TensorDict({f"k{i}": torch.full((1 << 16,), float(i)) for i in range(4)})
     pid = os.fork()
     if not pid:
-        _consolidated_file.spi.NewFile.commit = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
+        _consolidated_file.files.NewFile.commit = lambda *args, **options: os.kill(
+            os.getpid(), signal.SIGKILL
+        )
         with contextlib.suppress(BaseException):
             tree.consolidate(tmp_path / "td")
         os._exit(1)

@@ -317,7 +317,7 @@ def test_recv_path_without_root_raises(two: Any, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(HAS_MEMMAP, reason="td-memmap is installed")
 def test_recv_path_without_td_memmap_raises(tmp_path: Path) -> None:
-    with pytest.raises(AttributeError, match="pip install ./packages/td-memmap"):
+    with pytest.raises(AttributeError, match="pip install ./packages/td-store ./packages/td-memmap"):
         _send_paths.load(tmp_path, "save")
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from td_core import StoredTensor, TensorDict
+from td_core import TensorDict
 from td_core.errors import StructureError
-from td_core.testing import LoggedSource, MemorySource
 from td_distributed._p2p import WIRES
+from td_store import StoredTensor
+from td_store.testing import LoggedSource, MemorySource
 
 
 def make_plain(factor: int) -> TensorDict:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from td_core import CodecError, TensorDict, _temporary_files, append, load
+from td_core import CodecError, TensorDict, append, load
 from td_core.testing import kill_after, kill_at_os_call, watch_os
 from td_hdf5 import save
+from td_store import _temporary_files
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, Serializer, TensorDict, TensorDictParams
-from td_core.testing import OpenTests, SerializerTests, SourceTests
+from td_core.testing import SerializerTests
 from td_core.typing import Source
 from td_hdf5 import DatasetSource, save
 from td_hdf5 import open as open_h5
 from td_hdf5.plugin import Hdf5Format
+from td_store.testing import OpenTests, SourceTests
 
 
 class TestHdf5(SerializerTests):

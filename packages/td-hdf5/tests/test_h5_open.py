@@ -21,7 +21,6 @@ from td_core import (
     KeyPathError,
     LazyStackedTensorDict,
     LockedError,
-    StoredTensor,
     TensorDict,
     UnsupportedOperationError,
     create,
@@ -30,6 +29,7 @@ from td_core import (
 from td_hdf5 import DatasetSource, _dataset_source, save
 from td_hdf5 import open as open_h5
 from td_hdf5._h5_files import StoreFile
+from td_store import StoredTensor
 
 OPTIONS = pytest.mark.parametrize(
     "options", [{}, {"chunks": 2, "compression": "gzip"}], ids=["contiguous", "chunks"]

@@ -19,7 +19,6 @@ from td_core import (
     FormatError,
     LazyStackedTensorDict,
     LockedError,
-    StoredTensor,
     StructureError,
     TensorDict,
     UnsupportedOperationError,
@@ -27,6 +26,7 @@ from td_core import (
     load,
 )
 from td_hdf5 import PersistentTensorDict, from_h5, save, to_h5, verify
+from td_store import StoredTensor
 
 HAS_VALUES = importlib.util.find_spec("td_tensorclass") is not None
 needs_values = pytest.mark.skipif(not HAS_VALUES, reason="needs td-tensorclass")

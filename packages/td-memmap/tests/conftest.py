@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, _temporary_files
+from td_core import TensorDict
 from td_core._kinds.lazy_stack import LazyStackedTensorDict
 from td_core._python import regular_files as _regular_files
 from td_core._tree.node import Core
 from td_core.errors import FormatError
 from td_core.testing import assert_same
 from td_memmap import MemoryMappedTensor, _fs
+from td_store import _temporary_files
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from torch import Tensor
 import td_memmap
 from td_core import TensorDict, lazy_stack
 from td_core.errors import CodecError, FormatError
-from td_core.spi import NewFile
 from td_memmap import FileTakenError, pack_memmap
+from td_store.files import NewFile
 
 
 def test_load_archive_returns_saved_values(nest: Any, tmp_path: Path, same: Any) -> None:
@@ -460,7 +460,7 @@ def test_memmap_durable_archive_syncs_before_rename(tmp_path: Path, monkeypatch:
             log.append(os.path.basename(target))
             os.replace(source, target)
 
-    monkeypatch.setattr("td_core._temporary_files.os", Watched())
+    monkeypatch.setattr("td_store._temporary_files.os", Watched())
     TensorDict({"a": torch.ones(4)}).memmap(path, durable=True)
     assert log == [os.stat(path).st_size, "save.tdz", "names"]
 

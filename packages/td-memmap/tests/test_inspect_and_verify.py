@@ -29,7 +29,7 @@ def hashed_save(
     request: pytest.FixtureRequest, nest: Any, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     if request.param == "crc32":
-        monkeypatch.setattr("td_core._checksums.xxh3_128", None)
+        monkeypatch.setattr("td_store._checksums.xxh3_128", None)
     else:
         pytest.importorskip("xxhash")
     nest.memmap(prefix, checksums=True)

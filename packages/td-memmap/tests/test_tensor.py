@@ -254,7 +254,7 @@ def test_from_tensor_existing_file_raises_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t").touch()
-    monkeypatch.setattr("td_core.spi.NewFile._create", None)
+    monkeypatch.setattr("td_store.files.NewFile._create", None)
     with pytest.raises(FileTakenError, match="t exists; pass existsok=True to replace it"):
         MemoryMappedTensor.from_tensor(torch.ones(2), filename=tmp_path / "t")
 

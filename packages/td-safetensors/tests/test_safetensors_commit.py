@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from td_core import CodecError, TensorDict, load
-from td_core.spi import NewFile
 from td_safetensors import save
+from td_store.files import NewFile
 
 
 def make_collection(value: int) -> TensorDict:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import td_core
-from td_core import FormatError, LazyStackedTensorDict, TensorDict, _checksums
+from td_core import FormatError, LazyStackedTensorDict, TensorDict
 from td_core.__main__ import main
 from td_safetensors import _find_save, save
+from td_store import _checksums
 
 
 def test_inspect_lists_nodes_and_leaves(path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:

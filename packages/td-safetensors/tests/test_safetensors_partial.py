@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from td_core import KeyPathError, LazyStackedTensorDict, TensorDict, load
-from td_core.array_formats import map_file
 from td_safetensors import _find_save, _read_save, save
+from td_store.arrays import map_file
 
 
 @pytest.fixture

@@ -17,13 +17,12 @@ from td_core import (
     FormatError,
     KeyPathError,
     LazyStackedTensorDict,
-    StoredTensor,
     TensorDict,
     UnsupportedOperationError,
-    array_formats,
     load,
 )
 from td_safetensors import _byte_ranges, save
+from td_store import StoredTensor, arrays
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -110,7 +109,7 @@ def test_load_rows_with_read_reads_few_bytes(
 
     def read_into(fd: int, tensor: Any, position: int, report: Any) -> None:
         sizes.append(len(tensor))
-        array_formats.read_into(fd, tensor, position, report)
+        arrays.read_into(fd, tensor, position, report)
 
     monkeypatch.setattr(_byte_ranges, "read_into", read_into)
     result = load(path, rows=rows, strategy="read")

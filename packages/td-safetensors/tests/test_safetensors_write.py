@@ -17,16 +17,16 @@ from td_core import (
     FormatError,
     LazyStackedTensorDict,
     LockedError,
-    StoredTensor,
     TensorDict,
-    _temporary_files,
     load,
 )
 from td_core.errors import UnsupportedOperationError
-from td_core.spi import STORABLE, identify_file
-from td_core.testing import SourceTests
+from td_core.spi import STORABLE
 from td_safetensors import save
 from td_safetensors._open import FileSource
+from td_store import StoredTensor, _temporary_files
+from td_store.files import identify_file
+from td_store.testing import SourceTests
 
 
 class TestFileSource(SourceTests):

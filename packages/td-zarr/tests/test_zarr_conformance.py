@@ -11,7 +11,8 @@ from torch import Tensor
 
 import td_core
 from td_core import LazyStackedTensorDict, Serializer, Source, TensorDict, TensorDictParams
-from td_core.testing import OpenTests, SerializerTests, SourceTests
+from td_core.testing import SerializerTests
+from td_store.testing import OpenTests, SourceTests
 from td_zarr import open as open_group
 from td_zarr import save
 from td_zarr.plugin import ZarrFormat

@@ -16,9 +16,10 @@ import pytest
 import torch
 import zarr
 
-from td_core import TensorDict, _temporary_files, lazy_stack
+from td_core import TensorDict, lazy_stack
 from td_core.errors import CodecError, FormatError, KeyPathError, StructureError, UnsupportedOperationError
 from td_core.testing import kill_after, kill_at_os_call
+from td_store import _temporary_files
 from td_zarr import ZarrTensorDict, _local_objects, from_zarr, load, save, to_zarr, verify
 
 

@@ -12,8 +12,9 @@ import torch
 import zarr
 
 import td_core
-from td_core import StoredTensor, TensorDict
+from td_core import TensorDict
 from td_core.errors import KeyPathError, LockedError, StructureError, UnsupportedOperationError
+from td_store import StoredTensor
 from td_zarr import MappedTensor, ZarrTensorDict, load, save, verify
 from td_zarr import open as open_group
 

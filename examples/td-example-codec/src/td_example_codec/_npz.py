@@ -13,7 +13,8 @@ import torch
 
 from td_core import Serializer, TensorCollection, encode
 from td_core.errors import CodecError, FormatError
-from td_core.spi import STORABLE, NewFile, as_bytes, decode_table, dump_table, load_table
+from td_core.spi import STORABLE, as_bytes, decode_table, dump_table, load_table
+from td_store.files import NewFile
 
 HEADER = "td-example-codec.json"
 

@@ -12,18 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import (
-    Encoded,
-    Serializer,
-    StoredTensor,
-    TensorCollection,
-    decode,
-    encode,
-    join_value,
-    split_value,
-)
+from td_core import Encoded, Serializer, TensorCollection, decode, encode, join_value, split_value
 from td_core.errors import CodecError, FormatError, TensorDictError
 from td_example_store._rows import RowSource, to_blobs
+from td_store import StoredTensor
 
 TABLES = "create table td_header (text); create table rows (number, row, data, primary key (number, row)) without rowid"
 

@@ -1,7 +1,7 @@
 """td-core with all of its siblings under one import.
 
-It has every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``, and those
-for Zarr groups that are opened; each name is loaded when it is first used. ``td.data`` is the package ``td_data``.
+It has every public name of ``td_core``, ``td_store``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``, and
+those for Zarr groups that are opened; each name is loaded when it is first used. ``td.data`` is the package ``td_data``.
 
 >>> import torch, td
 >>> data = td.TensorDict({"obs": torch.zeros(3, 4), "task": "reach"}, batch_size=[3])
@@ -18,6 +18,7 @@ import td_data as data  # noqa: F401  a name of td
 import td_distributed as _td_distributed
 import td_memmap as _td_memmap
 import td_nn as _td_nn
+import td_store as _td_store
 import td_tensorclass as _td_tensorclass
 from td_core.spi import lazy_names as _lazy_names
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from td_distributed import *  # noqa: F403
     from td_memmap import *  # type: ignore[assignment]  # noqa: F403
     from td_nn import *  # noqa: F403
+    from td_store import *  # noqa: F403
     from td_tensorclass import *  # noqa: F403
     from td_zarr import ZarrTensorDict as ZarrTensorDict
     from td_zarr import from_zarr as from_zarr
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 __version__ = _td_core.__version__
 
 # For a name in two packages (save, verify, ...), the last package wins: td_core comes last, since its functions are more general.
-_PACKAGES = (_td_nn, _td_distributed, _td_memmap, _td_tensorclass, _td_core)
+_PACKAGES = (_td_store, _td_nn, _td_distributed, _td_memmap, _td_tensorclass, _td_core)
 _NAMES = {
     "._alias": ["install_as_tensordict"],
     **{package.__name__: package.__all__ for package in _PACKAGES},

@@ -119,26 +119,28 @@ __all__ = [
     "set_lazy_legacy", "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
     "CycleError", "DepthError", "DimError", "DimNamesError", "FormatError", "KeyMismatchError",
     "KeyPathError", "KeyTakenError", "KeyThroughLeafError", "LockedError", "MissingPluginError",
-    "PluginError", "Source", "StoredTensor", "StructureError", "TensorDictFuture", "UnsupportedOperationError",
+    "PluginError", "Source", "StructureError", "TensorDictFuture", "UnsupportedOperationError",
     "__version__",
 ]  # fmt: skip
 
-# Most programs have no stored tensors and do not look into files, so these modules are imported at first use.
+# Most programs have no stored tensors and do not look into files, so these modules are imported at first use. StoredTensor is in
+# td-store, so it is not in __all__: a star import must not need another package.
 if _typing.TYPE_CHECKING:
+    from td_store import StoredTensor as StoredTensor
+
     from ._convert.description import Description as Description
     from ._convert.description import DescriptionRow as DescriptionRow
     from ._encode.inspection import Problem as Problem
     from ._encode.inspection import Report as Report
     from ._encode.inspection import Tree as Tree
     from ._formats.background import TensorDictFuture as TensorDictFuture
-    from ._stored import StoredTensor as StoredTensor
 else:
     __getattr__ = _lazy_names(
         __name__,
         {
             "._convert.description": ["Description", "DescriptionRow"],
             "._encode.inspection": ["Problem", "Report", "Tree"],
-            "._stored": ["StoredTensor"],
+            "td_store": ["StoredTensor"],
             "._formats.background": ["TensorDictFuture"],
         },
     )[0]

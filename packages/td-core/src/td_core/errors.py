@@ -38,17 +38,18 @@ __all__ = [
     "TensorDictError", "UnsupportedOperationError", "WorkerError",
 ]  # fmt: skip
 
-#: The packages of the project beside td-core, in the order in which their plugins are registered.
-FIRST_PARTY = (
-    "td-memmap",
-    "td-tensorclass",
-    "td-distributed",
-    "td-nn",
-    "td-data",
-    "td-safetensors",
-    "td-zarr",
-    "td-hdf5",
-)
+#: The packages of the project beside td-core, in the order in which their plugins are registered, and those that each needs.
+FIRST_PARTY: dict[str, tuple[str, ...]] = {
+    "td-store": (),
+    "td-memmap": ("td-store",),
+    "td-tensorclass": (),
+    "td-distributed": ("td-store",),
+    "td-nn": (),
+    "td-data": (),
+    "td-safetensors": ("td-store",),
+    "td-zarr": ("td-store",),
+    "td-hdf5": ("td-store",),
+}
 
 _PROVIDER = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==([A-Za-z0-9.+!_\-]*)\Z")
 
@@ -162,7 +163,8 @@ class MissingPluginError(TensorDictError, AttributeError):
     @classmethod
     def _explain(cls, distribution: str) -> str:
         if distribution in FIRST_PARTY:
-            remedy = f"pip install ./packages/{distribution} in a checkout of td"
+            folders = " ".join(f"./packages/{name}" for name in (*FIRST_PARTY[distribution], distribution))
+            remedy = f"pip install {folders} in a checkout of td"
         else:
             remedy = "install it from where its authors publish it"
         return cls.unavailable.get(distribution, f"not installed: {remedy}")

@@ -12,15 +12,14 @@ from ._encode.pickling import rebuild_collection, set_foreign_state
 from ._python.public_names import lazy_names
 from ._tree.buffers import Leaves, unpack_leaves
 
-__all__ = [  # noqa: F822  lazy
-    "Leaves", "PrivateSource", "ReadOnlySource", "rebuild_collection", "rebuild_stored_tensor", "set_foreign_state",
+__all__ = [
+    "Leaves",
+    "rebuild_collection",
+    "set_foreign_state",
     "unpack_leaves",
-]  # fmt: skip
+]
 
+# Pickles of stored tensors had these names before the package td-store.
 __getattr__ = lazy_names(
-    __name__,
-    {
-        "td_core._stored": ["rebuild_stored_tensor"],
-        "td_core._stored_modes": ["PrivateSource", "ReadOnlySource"],
-    },
+    __name__, {"td_store.store_pickles": ["PrivateSource", "ReadOnlySource", "rebuild_stored_tensor"]}
 )[0]

@@ -21,7 +21,7 @@ from ._encode.check_lines import add_check_line, compare_check_line, has_check_l
 from ._encode.node_kinds import as_named, user_class
 from ._encode.value_codec import is_readable, is_same_value, parse_json
 from ._formats.locations import check_mode
-from ._formats.saving import save_together
+from ._formats.saving import check_whole, save_together
 from ._formats.serializers import check_same_format
 from ._kinds.wrapper import Wrapper
 from ._plans.index import plan_index
@@ -44,7 +44,7 @@ from ._torch.private import (
 )
 from ._transforms.pytree import register as register_pytree
 from ._tree.backends import Keeper, StorageBackend
-from ._tree.buffers import as_bytes, is_stored
+from ._tree.buffers import as_bytes
 from ._tree.components import JaggedParts
 from ._tree.defaults import is_aliasing, show_path
 from ._tree.devices import as_device, wait_for
@@ -52,24 +52,23 @@ from ._tree.keys import suggest_keys
 from ._tree.locks import check_in_memory, check_unlocked, lock
 from ._tree.node import LEAF_KINDS, EntrySchema
 from ._tree.node import Core as Node
+from ._tree.stored_leaves import StoredLeaf, is_stored
 from ._tree.walks import expand, visit, walk
 from ._writes import row_buffers
 from ._writes.run import copy_all
 
 __all__ = [
-    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "STORABLE", "VERSION", "WRAPPING", "Checksum",
-    "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "NewDirectory", "NewFile", "Node", "ShapePlan",
-    "StorageBackend", "Switch", "Wrapper", "add_check_line", "allocate_file", "as_batch_size", "as_bytes", "as_device",
-    "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format",
-    "check_table", "check_unlocked", "compare_check_line", "copy_all", "count_users", "decode_table", "describe_table",
-    "dump_table", "expand", "follow_tensordict", "foreach_kernel", "guard_forms", "has_check_line", "identify_file",
-    "is_aliasing",
-    "is_readable",
-    "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "make_dense",
-    "make_nested_view", "make_reporter", "new_object", "open_regular", "parse_json", "plan_index", "pytree",
-    "read_unreplaced", "register_pytree", "row_buffers", "run_command", "run_in_background", "run_parallel", "save_together",
-    "select_keys", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit",
-    "wait_for", "walk", "without_torch_function",
+    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "STORABLE", "VERSION", "WRAPPING",
+    "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "Node", "ShapePlan", "StorageBackend",
+    "StoredLeaf", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named",
+    "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format", "check_table", "check_unlocked",
+    "check_whole", "compare_check_line", "copy_all", "count_users", "decode_table", "describe_table", "dump_table",
+    "expand", "follow_tensordict", "foreach_kernel", "get_most_nodes", "guard_forms", "has_check_line", "is_aliasing",
+    "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "make_dense",
+    "make_nested_view", "make_reporter", "make_table_header", "new_object", "open_regular", "parse_json", "plan_index",
+    "prune_table", "pytree", "refuse_nodes", "register_pytree", "row_buffers", "run_command", "run_in_background",
+    "run_parallel", "save_together", "select_keys", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys",
+    "user_class", "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.
@@ -133,6 +132,8 @@ OVERRIDABLE = {
     "_as_value": "Wrap a value in a node of this kind.",
     "_plan_writes": "List the writes of a value at an index, after checks of all of them.",
     "_broadcast_to_leaves": "Append, for each leaf, the part of a tensor of the batch that is combined with it.",
+    "_check_child": "Raise an error if `_set_child` would refuse a checked value.",
+    "_edit_together": "Return a context in which changes of the structure reach a store together.",
     "_index_put": "Write a value at an index, and return the node that the parent stores.",
     "_check_index_put": "Raise an error if the node cannot be written at an index.",
     "_compare": "Compare the value with that of another node, for each element of the batch.",
@@ -174,25 +175,23 @@ else:
 
 # For authors of formats. Imported at first use, since programs that do not save need none of it.
 if TYPE_CHECKING:
-    from ._checksums import Checksum as Checksum
     from ._encode.inspection import show_size as show_size
     from ._encode.tables import check_table as check_table
     from ._encode.tables import decode_table as decode_table
     from ._encode.tables import describe_table as describe_table
     from ._encode.tables import dump_table as dump_table
+    from ._encode.tables import get_most_nodes as get_most_nodes
     from ._encode.tables import load_table as load_table
+    from ._encode.tables import make_table_header as make_table_header
+    from ._encode.tables import prune_table as prune_table
+    from ._encode.tables import refuse_nodes as refuse_nodes
     from ._encode.tables import select_keys as select_keys
     from ._formats.background import make_reporter as make_reporter
     from ._formats.background import run_in_background as run_in_background
     from ._formats.background import run_parallel as run_parallel
     from ._formats.command_line import run_command as run_command
-    from ._python.file_identity import identify_file as identify_file
     from ._python.regular_files import check_regular as check_regular
     from ._python.regular_files import open_regular as open_regular
-    from ._temporary_files import NewDirectory as NewDirectory
-    from ._temporary_files import NewFile as NewFile
-    from ._temporary_files import allocate_file as allocate_file
-    from ._temporary_files import read_unreplaced as read_unreplaced
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -200,14 +199,10 @@ else:
             "td_core._formats.background": ["make_reporter", "run_in_background", "run_parallel"],
             "td_core._formats.command_line": ["run_command"],
             "td_core._encode.tables": [
-                "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",
+                "check_table", "decode_table", "describe_table", "dump_table", "get_most_nodes", "load_table",
+                "make_table_header", "prune_table", "refuse_nodes", "select_keys",
             ],
-            "td_core._python.file_identity": ["identify_file"],
             "td_core._encode.inspection": ["show_size"],
-            "td_core._checksums": ["Checksum"],
             "td_core._python.regular_files": ["check_regular", "open_regular"],
-            "td_core._temporary_files": [
-                "NewDirectory", "NewFile", "allocate_file", "read_unreplaced",
-            ],
         },
     )[0]  # fmt: skip

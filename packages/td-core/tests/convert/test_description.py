@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from td_core import StoredTensor, TensorDict, TensorDictParams, lazy_stack
-from td_core.testing import RawFile
+from td_core import TensorDict, TensorDictParams, lazy_stack
 
 
 def make_ragged_stack() -> Any:
@@ -119,13 +117,6 @@ def test_describe_values_returns_rows_without_size() -> None:
         (("task",), "NonTensorData", (2,), 0),
         (("name",), "NonTensorStack", (2,), 0),
     ]
-
-
-def test_describe_stored_leaf_reads_nothing(tmp_path: Path) -> None:
-    source = RawFile.create(tmp_path / "a.bin", torch.arange(6.0).view(3, 2))
-    td = TensorDict({"a": StoredTensor(source)}, batch_size=[3])
-    (tmp_path / "a.bin").unlink()
-    assert [(row.shape, row.nbytes) for row in td.describe()] == [((3, 2), 24)]
 
 
 def test_print_description_aligns_columns_and_omits_empty_ones() -> None:

@@ -170,7 +170,7 @@ def test_save_suffix_selects_format(
 def test_save_suffix_of_missing_format_names_package(
     action: Any, name: str, package: str, data: TensorDict, tmp_path: Path
 ) -> None:
-    with pytest.raises(MissingPluginError, match=f"which is not installed: pip install ./packages/{package}"):
+    with pytest.raises(MissingPluginError, match=f"pip install ./packages/td-store ./packages/{package} "):
         action(data, tmp_path / name)
     assert not (tmp_path / name).exists()
 

@@ -189,7 +189,8 @@ def test_save_and_load_wrong_options_raise(
 
 
 MISSING = (
-    "the package 'td-memmap', which is not installed: pip install ./packages/td-memmap in a checkout of td"
+    "the package 'td-memmap', which is not installed: "
+    "pip install ./packages/td-store ./packages/td-memmap in a checkout of td"
 )
 
 

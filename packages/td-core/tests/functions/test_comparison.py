@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 
 from td_core import (
     LazyStackedTensorDict,
-    StoredTensor,
     TensorDict,
     TensorDictParams,
     assert_allclose_td,
@@ -21,7 +21,6 @@ from td_core import (
     lazy_stack,
 )
 from td_core.errors import KeyPathError
-from td_core.testing import RawFile
 
 
 class First(Tensor):
@@ -43,11 +42,6 @@ def make(convert: Callable[[Tensor], Tensor], start: float = 0.0) -> TensorDict:
 
 def make_kinds(folder: Path, start: float) -> dict[str, Any]:
     """Build collections of equal elements, with leaves of different classes."""
-    count = itertools.count()
-
-    def store(leaf: Tensor) -> Tensor:
-        return StoredTensor(RawFile.create(folder / f"{start}-{next(count)}.bin", leaf))
-
     kinds = {
         "plain": make(torch.clone, start),
         "parameters": TensorDictParams(make(torch.clone, start)),
@@ -55,8 +49,15 @@ def make_kinds(folder: Path, start: float) -> dict[str, Any]:
         "first": make(lambda leaf: leaf.as_subclass(First), start),
         "second": make(lambda leaf: leaf.as_subclass(Second), start),
         "derived": make(lambda leaf: leaf.as_subclass(Derived), start),
-        "stored": make(store, start),
     }
+    if importlib.util.find_spec("td_store") is not None:
+        from td_store import StoredTensor
+        from td_store.testing import RawFile
+
+        count = itertools.count()
+        kinds["stored"] = make(
+            lambda leaf: StoredTensor(RawFile.create(folder / f"{start}-{next(count)}.bin", leaf)), start
+        )
     return {**kinds, "lazy": lazy_stack(kinds["second"].unbind(0))}
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import Serializer, StoredTensor, TensorDict, TensorDictParams, lazy_stack
+from td_core import Serializer, TensorDict, TensorDictParams, lazy_stack
 from td_core._formats.serializers import SERIALIZERS
 from td_core.errors import BatchSizeError, StructureError
-from td_core.testing import MemorySource
 
 
 class Shelf(Serializer):
@@ -124,47 +123,9 @@ def test_load_and_open_on_class_return_its_instance(shelf: Shelf, tmp_path: Path
             read(tmp_path / "x")
 
 
-class Chunked(MemorySource):
-    """A source that is read in blocks of rows."""
-
-    def __init__(self, rows: int, size: int, *tail: int) -> None:
-        super().__init__(torch.zeros(rows, *tail))
-        self.chunks = (size, *tail)
-
-
-def store(rows: int, size: int, *tail: int) -> StoredTensor:
-    return StoredTensor(Chunked(rows, size, *tail))
-
-
-@pytest.mark.parametrize(
-    ("entries", "stops"),
-    [
-        ({"a": torch.zeros(7)}, [7]),
-        ({"a": store(7, 3)}, [3, 6, 7]),
-        ({"a": store(7, 3, 2), "n": {"b": torch.zeros(7)}}, [3, 6, 7]),
-        ({"a": store(7, 1), "b": store(7, 2)}, [2, 4, 6, 7]),
-        ({"a": store(7, 2), "n": {"b": store(7, 3)}}, [6, 7]),
-        ({"a": store(7, 9)}, [7]),
-        ({"a": store(7, 3)[1:]}, [2, 5, 6]),
-        ({"a": StoredTensor(MemorySource(torch.zeros(7)))}, [7]),
-        ({"a": torch.zeros(0)}, []),
-    ],
-    ids=[
-        "memory",
-        "chunks",
-        "beside memory",
-        "multiples",
-        "no multiples",
-        "one chunk",
-        "view",
-        "no chunks",
-        "no rows",
-    ],
-)
-def test_row_blocks_end_where_chunks_of_all_leaves_end(entries: Any, stops: list[int]) -> None:
-    td = TensorDict(entries).auto_batch_size_(1)
-    starts = [0, *stops[:-1]]
-    assert td.row_blocks() == [range(start, stop) for start, stop in zip(starts, stops)]
+@pytest.mark.parametrize(("rows", "blocks"), [(7, [range(7)]), (0, [])])
+def test_row_blocks_of_memory_are_one(rows: int, blocks: list[range]) -> None:
+    assert TensorDict({"a": torch.zeros(rows)}, batch_size=[rows]).row_blocks() == blocks
 
 
 def test_row_blocks_without_batch_dim_raises() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from td_core import MissingPluginError, TensorDict
+from td_core.errors import FIRST_PARTY
 from td_core.plugins.methods import DeclaredMethods
 from td_core.plugins.placeholders import METHODS, PROPERTIES, Placeholder
 from td_core.plugins.siblings import SiblingMethods
@@ -20,7 +21,7 @@ def test_call_missing_method_compiling_raises_attribute_error(monkeypatch: pytes
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(
         AttributeError,
-        match=r"^TensorDict.memmap\(\) is provided by .* pip install ./packages/td-memmap in a checkout of td$",
+        match=r"^TensorDict.memmap\(\) is .* pip install ./packages/td-store ./packages/td-memmap in a checkout of td$",
     ) as caught:
         TensorDict().memmap()
     assert type(caught.value) is AttributeError
@@ -62,9 +63,10 @@ def test_call_missing_method_error_names_package(name: str, package: str) -> Non
     for cls in iter_subclasses(SiblingMethods):
         with pytest.raises(MissingPluginError) as caught:
             getattr(cls, name)
+        folders = " ".join(f"./packages/{each}" for each in (*FIRST_PARTY[package], package))
         assert str(caught.value) == (
             f"{cls.__name__}.{name}{call} is provided by the package '{package}', "
-            f"which is not installed: pip install ./packages/{package} in a checkout of td"
+            f"which is not installed: pip install {folders} in a checkout of td"
         )
         assert not hasattr(cls, name)
     assert not hasattr(TensorDict(), name)

@@ -1,17 +1,16 @@
-"""Pipes, devices, sockets and directories in place of a file: refused at once, for reading and for saving."""
+"""Pipes, devices, sockets and directories in place of a file: refused at once."""
 
 from __future__ import annotations
 
 import os
 import socket
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from td_core.errors import FormatError
-from td_core.spi import NewDirectory, NewFile, check_regular, open_regular
+from td_core.spi import check_regular, open_regular
 
 
 def make_socket(path: Path) -> None:
@@ -64,53 +63,3 @@ def test_open_regular_of_a_file_opens_it(tmp_path: Path) -> None:
     for call in (open_regular, check_regular):
         with pytest.raises(FileNotFoundError):
             call(tmp_path / "missing")
-
-
-@KINDS
-@pytest.mark.parametrize("new", [NewFile, NewDirectory])
-def test_save_over_a_special_file_raises(kind: str, new: type, tmp_path: Path) -> None:
-    SPECIAL[kind](tmp_path / "x")
-    before = sorted(os.listdir(tmp_path))
-    mode = os.stat(tmp_path / "x").st_mode
-    with pytest.raises(FileExistsError, match="cannot save over what is not a file or directory"):
-        new(tmp_path / "x")
-    assert sorted(os.listdir(tmp_path)) == before
-    assert stat.S_IFMT(os.stat(tmp_path / "x").st_mode) == stat.S_IFMT(mode)
-
-
-@pytest.mark.parametrize("new", [NewFile, NewDirectory])
-def test_save_in_a_missing_folder_makes_it(new: type, tmp_path: Path) -> None:
-    with new(tmp_path / "a" / "b" / "x") as made:
-        made.commit()
-    assert (tmp_path / "a" / "b" / "x").exists()
-
-
-@pytest.mark.parametrize("new", [NewFile, NewDirectory])
-@pytest.mark.parametrize("below", ["x", "b/x"])
-def test_save_below_a_file_names_the_path(new: type, below: str, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("")
-    with pytest.raises(NotADirectoryError) as error:
-        new(tmp_path / "a" / below)
-    assert error.value.filename == str(tmp_path / "a" / below)
-
-
-@pytest.mark.parametrize(
-    ("new", "call"),
-    [(NewFile, "open"), (NewFile, "replace"), (NewDirectory, "mkdir"), (NewDirectory, "rename")],
-)
-def test_error_of_a_save_names_its_path(
-    new: type, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(path: str, *args: object) -> None:
-        raise OSError(28, "No space left on device", path)
-
-    def save() -> None:
-        with new(tmp_path / "x") as made:
-            made.commit()
-
-    monkeypatch.setattr(f"td_core._temporary_files.os.{call}", fail)
-    with pytest.raises(OSError, match="cannot write it: No space left") as error:
-        save()
-    monkeypatch.undo()
-    assert error.value.filename == str(tmp_path / "x")
-    assert os.listdir(tmp_path) == []

@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, StoredTensor, TensorDict
-from td_core.testing import MemorySource
+from td_core import LazyStackedTensorDict, TensorDict
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex", "ignore:.*quantiz", "ignore:Sparse", "ignore:The PyTorch API of nested"
@@ -70,19 +69,23 @@ def make_nested_lazy(start: float = 0.1, spoil: Callable[[Tensor], Tensor] = kee
     return TensorDict({"a": make_leaf(2, 3, start=start), "n": stack}, [2])
 
 
-def make_stored(start: float = 0.1, spoil: Callable[[Tensor], Tensor] = keep) -> Any:
-    td = make_dense(start, spoil)
-    for key in ("a", ("n", "b")):
-        td[key] = StoredTensor(MemorySource(td[key]))
-    return td
-
-
 KINDS: dict[str, Callable[..., Any]] = {
     "dense": make_dense,
     "lazy": make_lazy,
     "nested lazy": make_nested_lazy,
-    "stored": make_stored,
 }
+
+if importlib.util.find_spec("td_store") is not None:
+    from td_store import StoredTensor
+    from td_store.testing import MemorySource
+
+    def make_stored(start: float = 0.1, spoil: Callable[[Tensor], Tensor] = keep) -> Any:
+        td = make_dense(start, spoil)
+        for key in ("a", ("n", "b")):
+            td[key] = StoredTensor(MemorySource(td[key]))
+        return td
+
+    KINDS["stored"] = make_stored
 
 if importlib.util.find_spec("td_tensorclass") is not None:
     from td_tensorclass import TensorClass, TypedTensorDict
@@ -287,15 +290,16 @@ LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
     "the leaf requires grad, and an operation computed it": lambda leaf: leaf.requires_grad_() * 1,
     "the leaf was made in inference mode, and the mode is off": make_inference_tensor,
     "the leaf is expanded": lambda leaf: leaf[..., :1].clone().expand(leaf.shape),
-    "the leaf is in a store that is opened read-only": lambda leaf: StoredTensor(
-        MemorySource(leaf), mode="r"
-    ),
     "the leaf is on the meta device": lambda leaf: leaf.to("meta"),
     "the leaf is sparse": lambda leaf: leaf.to_sparse(),
     "the leaf is quantized": lambda leaf: torch.quantize_per_tensor(leaf, 0.1, 0, torch.quint8),
     "the leaf has an integer dtype": lambda leaf: (leaf * 10).long(),
     "the leaf is not contiguous": lambda leaf: torch.stack([leaf, leaf], -1)[..., 0],
 }
+if "stored" in KINDS:
+    LEAVES["the leaf is in a store that is opened read-only"] = lambda leaf: StoredTensor(
+        MemorySource(leaf), mode="r"
+    )
 #: Conditions of one value, and a function that turns a value into one that meets it.
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "the value has a shape that does not broadcast": lambda value: torch.cat([value, value], -1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, StoredTensor, TensorDict
-from td_core.testing import MemorySource
+from td_core import LazyStackedTensorDict, TensorDict
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex", "ignore:.*quantiz", "ignore:Sparse")
 
@@ -26,8 +26,6 @@ SPOILS: dict[str, Callable[[Tensor], Tensor]] = {
     "unbound": lambda leaf: torch.stack([leaf, leaf]).requires_grad_().mul(1).unbind(0)[0],
     "inference": lambda leaf: make_inference_tensor(leaf),
     "expanded": lambda leaf: leaf[..., :1].clone().expand(leaf.shape),
-    "read-only": lambda leaf: StoredTensor(MemorySource(leaf), mode="r"),
-    "stored": lambda leaf: StoredTensor(MemorySource(leaf)),
     "meta": lambda leaf: leaf.to("meta"),
     "sparse": lambda leaf: leaf.to_sparse(),
     "quantized": lambda leaf: torch.quantize_per_tensor(leaf, 0.1, 0, torch.quint8),
@@ -38,6 +36,13 @@ SPOILS: dict[str, Callable[[Tensor], Tensor]] = {
     "wider": lambda leaf: torch.cat([leaf, leaf], -1),
     "strided": lambda leaf: torch.stack([leaf, leaf], -1)[..., 0],
 }
+
+if importlib.util.find_spec("td_store") is not None:
+    from td_store import StoredTensor
+    from td_store.testing import MemorySource
+
+    SPOILS["read-only"] = lambda leaf: StoredTensor(MemorySource(leaf), mode="r")
+    SPOILS["stored"] = lambda leaf: StoredTensor(MemorySource(leaf))
 
 
 def make_inference_tensor(leaf: Tensor) -> Tensor:

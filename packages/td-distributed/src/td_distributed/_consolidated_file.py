@@ -33,7 +33,6 @@ from td_core import (
     encode,
     join_value,
     kinds,
-    spi,
     split_value,
 )
 from td_core import Layout as NodeLayout
@@ -58,6 +57,7 @@ from td_core.spi import (
     user_class,
     walk,
 )
+from td_store import files
 
 from . import _key_paths, _storage
 from ._memory import WHOLE, get_bytes, make_vector
@@ -139,7 +139,7 @@ def write(
     """Write storage and trailer to a temporary file, then rename it over ``path``. Return a private map of the new file."""
     # ``parts`` are (first byte, bytes) in the storage, with zeros between them.
     whole = [*parts, (nbytes, make_vector(end))]
-    with spi.NewFile(path) as file:
+    with files.NewFile(path) as file:
         run_parallel([partial(file.write, [get_bytes(data)], start) for start, data in whole], num_threads)
         # Map before the rename: another writer may replace the file right after it.
         mapped = _map_fd(file.fd, str(path))
@@ -149,7 +149,7 @@ def write(
 
 def hash_parts(nbytes: int, parts: list[tuple[int, Tensor]]) -> dict[str, str]:
     """Return the hash of a storage of ``nbytes`` bytes that consists of parts, with zeros between them."""
-    checksum, position = spi.Checksum(), 0
+    checksum, position = files.Checksum(), 0
     for start, data in sorted(parts, key=itemgetter(0)):
         checksum.update(bytes(start - position))
         checksum.update(get_bytes(data))
@@ -240,7 +240,7 @@ def _compare_hash(structure: Level, storage: Tensor) -> None:
     """Compare a storage with its hash, if the structure records one."""
     recorded = _get_hash(structure)
     if recorded is not None:
-        digest = spi.Checksum(str(recorded["algorithm"]), [storage]).hexdigest()
+        digest = files.Checksum(str(recorded["algorithm"]), [storage]).hexdigest()
         if digest != recorded["storage"]:
             raise FormatError(f"the hash of its storage is {digest}, {recorded['storage']} was saved")
 

@@ -8,9 +8,9 @@ from typing import Any
 import h5py
 import torch
 
-from td_core.array_formats import as_storable, check_growing, join_rows
 from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperationError
 from td_core.spi import show_path
+from td_store.arrays import as_storable, check_growing, join_rows
 
 from ._datasets import NATIVE, find_array, read_header, write_header, write_part
 from ._h5_files import Location, StoreFile, find_filename, flush_file, has_path, open_path

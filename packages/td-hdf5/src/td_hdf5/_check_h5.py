@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from td_core import Report, Tree
-from td_core.array_formats import check_arrays, describe_arrays, read_hashes, report_damage
 from td_core.typing import Progress
+from td_store.arrays import check_arrays, describe_arrays, read_hashes, report_damage
 
 from ._datasets import describe_storage, find_array
 from ._h5_files import Location, find_filename

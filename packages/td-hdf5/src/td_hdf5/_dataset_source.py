@@ -11,10 +11,10 @@ import h5py
 import torch
 from torch import Tensor
 
-from td_core.array_formats import KeptSource, as_storable, get_stored, view_mapped
 from td_core.errors import FormatError
 from td_core.spi import set_module
 from td_core.typing import SourceIndex
+from td_store.arrays import KeptSource, as_storable, get_stored, view_mapped
 
 from ._datasets import (
     NATIVE,

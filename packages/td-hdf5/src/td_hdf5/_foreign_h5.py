@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, split_value
-from td_core.array_formats import TableBuilder, find_batch_sizes, get_most_nodes
 from td_core.errors import FormatError
 from td_core.spi import STORABLE
+from td_store.arrays import TableBuilder, find_batch_sizes, get_most_nodes
 
 from ._datasets import NATIVE, Array, describe, find_elsewhere, get_file_number
 from ._h5_files import convert_errors, show_error

@@ -27,9 +27,10 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from td_core.array_formats import map_file, sync_file
 from td_core.errors import FormatError, TensorDictError
-from td_core.spi import allocate_file, check_regular, identify_file, open_regular
+from td_core.spi import check_regular, open_regular
+from td_store.arrays import map_file, sync_file
+from td_store.files import allocate_file, identify_file
 
 #: Longest time to wait for another program that has the file open for writing, in seconds.
 _PATIENCE = 10.0

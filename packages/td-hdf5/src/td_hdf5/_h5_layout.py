@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from td_core import Encoded
-from td_core.array_formats import ArrayPlan, list_names, make_array_plan
 from td_core.errors import FormatError
 from td_core.spi import STORABLE, load_table
+from td_store.arrays import ArrayPlan, list_names, make_array_plan
 
 from ._datasets import NATIVE, Array, escape_key, list_arrays
 

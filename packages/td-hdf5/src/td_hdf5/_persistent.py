@@ -12,10 +12,11 @@ from typing import Any
 import h5py
 import torch
 
-from td_core import Encoded, StoredTensor, TensorDict, kinds
-from td_core.array_formats import Change, LiveCollection, LiveStore, TableEdit, find_row, list_names
+from td_core import Encoded, TensorDict, kinds
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import Node, as_batch_size, as_named, select_keys, set_module
+from td_store import StoredTensor
+from td_store.arrays import Change, LiveCollection, LiveStore, TableEdit, find_row, list_names
 
 from ._dataset_source import DatasetSource
 from ._datasets import DatasetOptions, read_header, write_header

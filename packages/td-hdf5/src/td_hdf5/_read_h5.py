@@ -13,8 +13,12 @@ import h5py
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, StoredTensor
-from td_core.array_formats import (
+from td_core import Encoded, NestedKey
+from td_core.errors import FormatError, UnsupportedOperationError
+from td_core.spi import check_mode, make_reporter, run_parallel, select_keys
+from td_core.typing import Progress
+from td_store import StoredTensor
+from td_store.arrays import (
     Place,
     build_collection,
     build_leaves,
@@ -29,9 +33,6 @@ from td_core.array_formats import (
     restore,
     view_mapped,
 )
-from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, make_reporter, run_parallel, select_keys
-from td_core.typing import Progress
 
 from ._dataset_source import DatasetSource
 from ._datasets import (
@@ -306,7 +307,7 @@ def open_collection(
     keys: Iterable[NestedKey] | NestedKey | None = None,
     strict: bool | None = None,
 ) -> Any:
-    """Open an HDF5 file without reading its leaves, which are :class:`td_core.StoredTensor`.
+    """Open an HDF5 file without reading its leaves, which are :class:`td_store.StoredTensor`.
 
     A leaf in a contiguous dataset is mapped when it is used; of a dataset with chunks, only the chunks with wanted elements are
     read. A pickle of an opened collection, as one that a DataLoader sends to a worker, has the names of the datasets.

@@ -11,11 +11,12 @@ from typing import Any
 import h5py
 from torch import Tensor
 
-from td_core import StoredTensor
-from td_core.array_formats import PlannedArray, as_storable
 from td_core.errors import LockedError
-from td_core.spi import Checksum, NewFile, allocate_file, make_reporter, run_in_background, show_path
+from td_core.spi import make_reporter, run_in_background, show_path
 from td_core.typing import Progress
+from td_store import StoredTensor
+from td_store.arrays import PlannedArray, as_storable
+from td_store.files import Checksum, NewFile, allocate_file
 
 from ._datasets import (
     NATIVE,

@@ -18,7 +18,8 @@ from typing import Any
 
 from td_core import TensorCollection
 from td_core.errors import FormatError
-from td_core.spi import Checksum, add_check_line, is_same_value, show_path
+from td_core.spi import add_check_line, is_same_value, show_path
+from td_store.files import Checksum
 
 from . import _file_names, _fs
 from ._chunks import write_chunks

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError
-from td_core.spi import NewFile, make_reporter, open_regular
+from td_core.spi import make_reporter, open_regular
 from td_core.typing import NestedKey, Progress
+from td_store.files import NewFile
 
 from . import _file_names, _fs
 from ._chunks import iter_chunks

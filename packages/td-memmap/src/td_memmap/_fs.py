@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from td_core.errors import FormatError
-from td_core.spi import allocate_file, identify_file, visit
+from td_core.spi import visit
+from td_store.files import allocate_file, identify_file
 
 from . import _file_names
 

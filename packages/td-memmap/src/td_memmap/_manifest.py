@@ -9,8 +9,9 @@ from typing import Any
 
 from td_core import Problem, Report
 from td_core.errors import FormatError
-from td_core.spi import Checksum, compare_check_line, has_check_line, make_reporter
+from td_core.spi import compare_check_line, has_check_line, make_reporter
 from td_core.typing import Progress
+from td_store.files import Checksum
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree

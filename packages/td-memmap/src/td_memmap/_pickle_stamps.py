@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from td_core.errors import FormatError
-from td_core.spi import identify_file, open_regular
+from td_core.spi import open_regular
+from td_store.files import identify_file
 
 from . import _fs
 

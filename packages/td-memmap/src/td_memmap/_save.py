@@ -15,17 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from td_core import StructureError, TensorCollection, TensorDictFuture
-from td_core.spi import (
-    Checksum,
-    JaggedParts,
-    Node,
-    lock,
-    make_reporter,
-    run_in_background,
-    show_path,
-    visit,
-    wait_for,
-)
+from td_core.spi import JaggedParts, Node, lock, make_reporter, run_in_background, show_path, visit, wait_for
+from td_store.files import Checksum
 
 from . import _file_names, _fs
 from ._anonymous import AnonymousFile, align

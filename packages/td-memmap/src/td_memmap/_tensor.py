@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_storage
 
-from td_core import StoredTensor
 from td_core.errors import FormatError
-from td_core.spi import NewFile, as_dtype, as_tensor, open_regular, set_module
+from td_core.spi import as_dtype, as_tensor, open_regular, set_module
 from td_core.typing import DeviceType, DtypeLike
+from td_store import StoredTensor, files
 
 from . import _fs
 from ._anonymous import AnonymousFile, remap_anonymous_storage
@@ -212,7 +212,7 @@ class MemoryMappedTensor(Tensor):
                     _fs.reserve(fd, nbytes)
                 return map_file(fd, path, dtype, shape, None, shared=True)
         try:
-            with NewFile(path, replace=existsok) as new:
+            with files.NewFile(path, replace=existsok) as new:
                 if content is None:
                     _fs.reserve(new.fd, nbytes)
                 else:

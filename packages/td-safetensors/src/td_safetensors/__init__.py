@@ -17,7 +17,7 @@ import td_core as _td_core
 from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from td_core.array_formats import MappedTensor
+    from td_store.arrays import MappedTensor
 
     from ._open import open_collection as open  # noqa: A004, F401
     from ._read_save import load
@@ -33,7 +33,7 @@ __version__ = _td_core.__version__
 __getattr__ = _lazy_names(
     __name__,
     {
-        "td_core.array_formats": ["MappedTensor"],
+        "td_store.arrays": ["MappedTensor"],
         "._open": {"open": "open_collection"},
         "._read_save": {"from_safetensors": "load", "load": "load"},
         "._tree_and_checks": ["inspect", "verify"],

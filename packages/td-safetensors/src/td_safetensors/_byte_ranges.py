@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from td_core import LockedError, StoredTensor
-from td_core.array_formats import Place, read_into, restore
+from td_core import LockedError
 from td_core.spi import run_parallel
 from td_core.typing import SourceIndex
+from td_store import StoredTensor
+from td_store.arrays import Place, read_into, restore
 
 from ._format import DTYPES, Array
 

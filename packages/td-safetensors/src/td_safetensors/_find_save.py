@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded
-from td_core.array_formats import Place, compute_check, list_names, map_file, view_mapped
 from td_core.errors import FormatError
 from td_core.spi import check_table, load_table
+from td_store.arrays import Place, compute_check, list_names, map_file, view_mapped
 
 from ._byte_ranges import LocalReader, RangeReader, RangeSource
 from ._files import open_for_reading, read_bytes

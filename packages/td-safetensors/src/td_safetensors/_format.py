@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from td_core import spi
-from td_core.array_formats import read_shape
 from td_core.errors import FormatError
+from td_store.arrays import read_shape
 
 #: The largest header that the format allows.
 MAX_HEADER = 100_000_000

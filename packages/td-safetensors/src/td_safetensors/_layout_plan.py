@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from td_core.array_formats import PlannedArray, make_array_plan
+from td_store.arrays import PlannedArray, make_array_plan
 
 from ._format import NAMES
 from ._reference import describe

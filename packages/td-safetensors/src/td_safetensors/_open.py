@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, StoredTensor
-from td_core.array_formats import (
+from td_core import Encoded, NestedKey
+from td_core.errors import FormatError, UnsupportedOperationError
+from td_core.spi import check_mode, select_keys, set_module
+from td_core.typing import SourceIndex
+from td_store import StoredTensor
+from td_store.arrays import (
     MappedSource,
     Place,
     as_mapped,
@@ -21,9 +25,7 @@ from td_core.array_formats import (
     refuse_values,
     restore,
 )
-from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, identify_file, select_keys, set_module
-from td_core.typing import SourceIndex
+from td_store.files import identify_file
 
 from ._byte_ranges import open_place
 from ._files import open_for_reading
@@ -107,9 +109,9 @@ def open_collection(
 
     Args:
         path: the file, the index of shards, or their directory; a path, or a URL of fsspec, whose leaves are
-            :class:`td_core.StoredTensor` that read ranges of bytes.
+            :class:`td_store.StoredTensor` that read ranges of bytes.
         mode: ``"r"`` and ``"c"`` keep writes in the memory of this process. ``"r+"`` writes into the file: leaves are
-            :class:`td_core.StoredTensor`. Except with ``"c"``, the collection is locked: keys cannot be added or removed.
+            :class:`td_store.StoredTensor`. Except with ``"c"``, the collection is locked: keys cannot be added or removed.
         keys: keys or key paths to open, with all that is below them.
         strict: False opens a tensorclass that is not defined as a TensorDict.
         storage_options: arguments of the file system of fsspec, for a URL.

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, TensorDict, decode, encode
-from td_core.array_formats import build_collection, build_leaves, list_names, read_into
 from td_core.errors import FormatError
 from td_core.spi import make_reporter, run_parallel, select_keys
 from td_core.typing import Progress
+from td_store.arrays import build_collection, build_leaves, list_names, read_into
 
 from ._byte_ranges import open_place
 from ._files import is_on_network

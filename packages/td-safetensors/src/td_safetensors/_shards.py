@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Collection, Mapping
 
-from td_core.array_formats import PlannedArray
 from td_core.errors import FormatError
+from td_store.arrays import PlannedArray
 
 #: The index of a directory of shards, and the file of a directory without shards.
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"

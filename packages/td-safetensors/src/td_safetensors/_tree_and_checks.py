@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from td_core import Report, Tree
-from td_core.array_formats import check_arrays, describe_arrays, read_hashes, report_damage
 from td_core.typing import Progress
+from td_store.arrays import check_arrays, describe_arrays, read_hashes, report_damage
 
 from ._find_save import Save, open_save
 from ._format import get_dtype

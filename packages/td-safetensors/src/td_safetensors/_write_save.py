@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core.array_formats import PlannedArray
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import (
-    Checksum,
-    NewFile,
     add_check_line,
     as_bytes,
     check_same_format,
@@ -26,6 +23,8 @@ from td_core.spi import (
     run_parallel,
 )
 from td_core.typing import Progress
+from td_store.arrays import PlannedArray
+from td_store.files import Checksum, NewFile
 
 from ._format import NAMES, Array, build_header
 from ._layout_plan import Plan, make_plan

@@ -17,7 +17,7 @@ import td_core as _td_core
 from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from td_core.array_formats import MappedTensor
+    from td_store.arrays import MappedTensor
 
     from ._append_rows import append
     from ._group_checks import inspect, verify
@@ -43,7 +43,7 @@ __version__ = _td_core.__version__
 __getattr__ = _lazy_names(
     __name__,
     {
-        "td_core.array_formats": ["MappedTensor"],
+        "td_store.arrays": ["MappedTensor"],
         "._append_rows": ["append"],
         "._live_groups": ["ZarrTensorDict", "from_zarr", "to_zarr"],
         "._read_collections": {"load": "load", "open": "open_collection"},

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from td_core import decode, encode
-from td_core.array_formats import PlannedArray, build_collection, check_growing, join_rows, make_array_plan
 from td_core.errors import StructureError, UnsupportedOperationError
 from td_core.spi import show_path
+from td_store.arrays import PlannedArray, build_collection, check_growing, join_rows, make_array_plan
 
 from ._array_documents import NATIVE, ArrayInfo, join_names, read_array_document
 from ._array_engines import open_array

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core.array_formats import KeptSource, MappedSource, as_mapped, map_file, read_into, view_mapped
 from td_core.errors import FormatError, LockedError
 from td_core.spi import set_module
 from td_core.typing import SourceIndex
+from td_store.arrays import KeptSource, MappedSource, as_mapped, map_file, read_into, view_mapped
 
 from ._array_documents import ArrayInfo
 from ._array_engines import FastArray, SlowArray, open_array, wait_for_all

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from td_core.array_formats import ArrayPlan, PlannedArray
+from td_store.arrays import ArrayPlan, PlannedArray
 
 from ._array_documents import join_names
 

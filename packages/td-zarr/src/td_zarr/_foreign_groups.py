@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from td_core import Encoded, split_value
-from td_core.array_formats import TableBuilder, find_batch_sizes, read_shape
 from td_core.errors import CodecError, FormatError
 from td_core.spi import parse_json
+from td_store.arrays import TableBuilder, find_batch_sizes, read_shape
 
 from ._array_documents import ArrayInfo, get_attributes
 from ._array_engines import read_now

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from td_core import Problem, Report, Tree
-from td_core.array_formats import check_arrays, describe_arrays, report_damage
 from td_core.errors import FormatError
 from td_core.typing import Progress
+from td_store.arrays import check_arrays, describe_arrays, report_damage
 
 from ._array_documents import parse_json
 from ._chunk_access import map_raw, read_whole

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded
-from td_core.array_formats import compute_check, list_names
 from td_core.errors import FormatError
 from td_core.spi import check_table, load_table
+from td_store.arrays import compute_check, list_names
 
 from ._array_documents import (
     INCOMPLETE,

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from td_core import Encoded, NestedKey, StoredTensor, TensorDict, kinds
-from td_core.array_formats import (
+from td_core import Encoded, NestedKey, TensorDict, kinds
+from td_core.errors import FormatError
+from td_core.spi import Node, load_table, select_keys, set_module
+from td_store import StoredTensor
+from td_store.arrays import (
     Change,
     LiveCollection,
     LiveStore,
@@ -20,8 +23,6 @@ from td_core.array_formats import (
     list_names,
     make_table_header,
 )
-from td_core.errors import FormatError
-from td_core.spi import Node, load_table, select_keys, set_module
 
 from ._array_documents import ChunkOptions, join_names
 from ._group_header import GroupContent, list_documents, read_group

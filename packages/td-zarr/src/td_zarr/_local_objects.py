@@ -13,7 +13,8 @@ import zarr
 import zarr.storage
 
 from td_core.errors import FormatError
-from td_core.spi import NewFile, allocate_file, set_module
+from td_core.spi import set_module
+from td_store.files import NewFile, allocate_file
 
 from ._group_locks import GroupLock, lock_directory
 from ._zarr_objects import TEMPORARY, Objects

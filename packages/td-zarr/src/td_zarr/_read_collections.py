@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, Source, StoredTensor, TensorDict
-from td_core.array_formats import (
+from td_core import Encoded, NestedKey, Source, TensorDict
+from td_core.errors import FormatError, UnsupportedOperationError
+from td_core.spi import check_mode, make_reporter, select_keys, set_module
+from td_core.typing import Progress
+from td_store import StoredTensor
+from td_store.arrays import (
     Place,
     as_mapped,
     build_collection,
@@ -23,9 +27,7 @@ from td_core.array_formats import (
     refuse_values,
     restore,
 )
-from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, make_reporter, read_unreplaced, select_keys, set_module
-from td_core.typing import Progress
+from td_store.files import read_unreplaced
 
 from ._array_documents import ArrayInfo
 from ._chunk_access import ChunkSource, RawSource, map_raw, read_whole, rebuild_mapped
@@ -292,7 +294,7 @@ def open_collection(
 ) -> Any:
     """Open a Zarr group, without reading its arrays.
 
-    Arrays of one uncompressed chunk in a local directory are mapped. Other leaves are :class:`td_core.StoredTensor`, whose
+    Arrays of one uncompressed chunk in a local directory are mapped. Other leaves are :class:`td_store.StoredTensor`, whose
     elements are read when an operation needs them. A pickle of an opened collection has the places of the leaves.
 
     Args:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from td_core.array_formats import list_names
 from td_core.errors import FormatError
 from td_core.spi import load_table
+from td_store.arrays import list_names
 
 from ._array_documents import INCOMPLETE, get_attributes, parse_json
 from ._dim_labels import LEVEL, VALUE

@@ -11,17 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from td_core.array_formats import ArrayPlan, PlannedArray, make_array_plan
-from td_core.spi import (
-    NewDirectory,
-    NewFile,
-    add_check_line,
-    as_bytes,
-    make_reporter,
-    run_in_background,
-    run_parallel,
-)
+from td_core.spi import add_check_line, as_bytes, make_reporter, run_in_background, run_parallel
 from td_core.typing import Progress
+from td_store.arrays import ArrayPlan, PlannedArray, make_array_plan
+from td_store.files import NewDirectory, NewFile
 
 from ._array_documents import (
     INCOMPLETE,

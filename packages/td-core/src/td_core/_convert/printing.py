@@ -19,9 +19,9 @@ from .._encode.inspection import show_size
 from .._python.settings import SETTINGS
 from .._torch.dtypes import SHORT_NAMES
 from .._transforms.pytree import leaves_below
-from .._tree.buffers import is_stored
 from .._tree.node import Child, Core, make_dense
 from .._tree.ragged import get_display_shape, merge_shapes
+from .._tree.stored_leaves import is_stored
 from .._tree.walks import expand, has_entries
 from ..errors import StructureError
 

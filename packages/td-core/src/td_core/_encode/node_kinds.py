@@ -23,9 +23,9 @@ from typing import Any
 from torch import Tensor
 
 from .._python.public_names import set_module
-from .._tree.buffers import as_memory
 from .._tree.defaults import show_path
 from .._tree.node import Core, list_missing
+from .._tree.stored_leaves import as_memory
 from .._tree.walks import expand
 from ..errors import PluginError, StructureError, TensorDictError
 from .records import Layout, Record

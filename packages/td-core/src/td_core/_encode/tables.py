@@ -10,6 +10,7 @@ of the places that remain, and calls :func:`decode_table`.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,13 +22,15 @@ from .._tree.keys import unravel_key_to_tuple
 from ..errors import CodecError, FormatError, KeyPathError, MissingPluginError, TensorDictError
 from ..typing import NestedKey
 from .decode import decode
-from .header_limits import get_most_nodes, refuse_nodes
 from .inspection import Tree
 from .node_kinds import KINDS, Encoded, Row, sort_topologically
 from .value_codec import join, split
 
 #: Version of the header.
 VERSION = 1
+#: The environment variable that allows a header to describe more nodes, and its default.
+MOST_NODES = "TD_MAX_NODES"
+_MOST_NODES = 10_000
 
 
 def dump_table(encoded: Encoded, places: Sequence[object]) -> dict[str, Any]:
@@ -342,3 +345,20 @@ def _describe_node(row: Row, pairs: list[object]) -> Tree:
     }
     shape = size if isinstance(size, list) else None
     return Tree("", str(row.get("class") or row["kind"]), shape, provider=row.get("from"), values=found)
+
+
+def get_most_nodes(nbytes: int) -> int:
+    """Return how many nodes the header of a save of some bytes can describe.
+
+    >>> get_most_nodes(300), get_most_nodes(1_000_000)
+    (10000, 1000000)
+    """
+    return max(int(os.environ.get(MOST_NODES, _MOST_NODES)), nbytes)
+
+
+def refuse_nodes(where: str, most: float) -> FormatError:
+    """Build the error for a header that describes too many nodes."""
+    return FormatError(
+        f"{where}: its header describes more than {most} nodes and leaves, which a file of its size cannot hold; if you trust "
+        f"it, set the environment variable {MOST_NODES} to a larger number"
+    )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .._encode.inspection import Report, Tree
-from .._tree.buffers import as_memory, is_stored
 from .._tree.node import Core, CoreT
+from .._tree.stored_leaves import as_memory, is_stored
 from ..errors import CodecError, WorkerError
 from ..typing import NestedKey
 from .locations import Location, as_location, check_mode

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from .._torch.private import without_torch_function
-from .._tree.buffers import as_memory, has_memory
+from .._tree.buffers import has_memory
 from .._tree.components import has_same_components
 from .._tree.defaults import check_same_form, show_path, unwrap_entry
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import Core
+from .._tree.stored_leaves import as_memory
 from .._tree.walks import visit
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey

@@ -13,11 +13,12 @@ from torch import Tensor
 from .._torch.dtypes import as_dtype
 from .._torch.kernels import PLAIN
 from .._tree.backends import get_backends
-from .._tree.buffers import as_memory, has_memory, is_stored
+from .._tree.buffers import has_memory
 from .._tree.defaults import unwrap_entry
 from .._tree.devices import as_device, set_device_labels, wait_for
 from .._tree.locks import check_in_memory, check_unlocked_below
 from .._tree.node import Core, CoreT, identity
+from .._tree.stored_leaves import as_memory, is_stored
 from .._tree.walks import zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from ..typing import DeviceType, DtypeLike, NestedKey

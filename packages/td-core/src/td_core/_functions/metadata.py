@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .._tree.batch_sizes import infer_batch_sizes
-from .._tree.buffers import is_stored
 from .._tree.components import get_parts
 from .._tree.defaults import get_parent, missing_key_error, show_path, unwrap_entry
 from .._tree.devices import set_device_labels
@@ -19,6 +18,7 @@ from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_no_entry
 from .._tree.node import Child, Core, make_dense
 from .._tree.ragged import get_display_shape, list_distinct_members
+from .._tree.stored_leaves import is_stored
 from .._tree.walks import expand, has_entries, list_holders, walk
 from ..errors import DimNamesError, StructureError
 from ..typing import Names, NestedKey

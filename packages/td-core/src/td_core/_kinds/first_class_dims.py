@@ -23,10 +23,10 @@ from .._plans.shapes import stack_plan
 from .._plans.steps import Along, Shape, Step, Whole
 from .._torch.private import pytree
 from .._transforms.pytree import register
-from .._tree.buffers import as_memory
 from .._tree.coerce import COERCERS, Coercer
 from .._tree.defaults import leaf_node_mismatch_error
 from .._tree.node import LEAF_KINDS, Child, Core
+from .._tree.stored_leaves import as_memory
 from ..errors import BatchSizeError, CollectionIndexError, KeyPathError, StructureError
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from .._torch.dtypes import ScalarBeside
 from .._torch.kernels import PLAIN, foreach, make_op
 from .._torch.private import new_object
 from .._transforms.pytree import register_mapping, register_with_subclasses
-from .._tree.buffers import STORED, index_leaves
 from .._tree.coerce import WRAPPED, build_nested
 from .._tree.components import apply_to_components
 from .._tree.defaults import check_same_leaves, get_entry, leaf_node_mismatch_error, unwrap_entry
@@ -41,6 +40,7 @@ from .._tree.node import (
     get_all_entries,
     replace_leaves,
 )
+from .._tree.stored_leaves import STORED, index_leaves
 from .._tree.walks import has_entries
 from ..errors import KeyPathError, KeyTakenError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault

@@ -9,8 +9,8 @@ from .._encode.node_kinds import as_named
 from .._formats.locations import Location, show_location
 from .._formats.saving import bind_options, load_as_class, load_in_place, save_without_defaults
 from .._formats.saving import open as open_saved
-from .._tree.buffers import list_row_blocks
 from .._tree.node import Core
+from .._tree.stored_leaves import list_row_blocks
 from ..errors import BatchSizeError
 from ..typing import NestedKey, Progress
 

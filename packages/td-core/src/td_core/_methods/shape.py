@@ -27,8 +27,8 @@ from .._functions.shape import (
 from .._plans import shapes
 from .._plans.index import plan_index
 from .._plans.plans import WholePlan, check_ints
-from .._tree.buffers import index_leaves
 from .._tree.node import Core
+from .._tree.stored_leaves import index_leaves
 from ..typing import DtypeLike
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from .._torch.private import add_safe_name
+from ..errors import FIRST_PARTY, MissingPluginError
 
 DefinedT = TypeVar("DefinedT")
 
@@ -36,7 +37,14 @@ def lazy_names(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, original = homes[name]
-        value = getattr(import_module(module, package), original)
+        try:
+            value = getattr(import_module(module, package), original)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").replace("_", "-")
+            if missing not in FIRST_PARTY:
+                raise
+            told = f"{package}.{name} is in {MissingPluginError.describe(missing)}"
+            raise ModuleNotFoundError(told, name=error.name) from error
         setattr(sys.modules[package], name, value)
         return value
 

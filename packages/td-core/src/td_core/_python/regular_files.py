@@ -47,17 +47,5 @@ def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
     return status
 
 
-def check_replaceable(path: str) -> None:
-    """Raise FileExistsError if a save would replace a pipe, a device or a socket."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:  # nothing is there, or creating the file raises the error
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise FileExistsError(
-            errno.EEXIST, "cannot save over what is not a file or directory, choose another path", path
-        )
-
-
 def _irregular_error(path: str | os.PathLike[str]) -> FormatError:
     return FormatError(f"cannot open {os.fspath(path)}: it is not a regular file")

@@ -72,8 +72,6 @@ STORABLE = {
 POSITIONS = tuple(dtype for dtype, row in ROWS.items() if row.indexing == "positions")
 #: Integer dtypes by width in bytes, to copy elements of other dtypes.
 STAND_INS = {dtype.itemsize: dtype for dtype, row in ROWS.items() if row.stand_in}
-#: Unsigned integers by width in bytes: a format that lacks a dtype stores its elements as these.
-UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 #: The dtypes to which torch converts Python types, whatever its default dtype is.
 PYTHON_DTYPES: dict[object, torch.dtype] = {row.python: dtype for dtype, row in ROWS.items() if row.python}
 

@@ -25,14 +25,12 @@ from .._python.public_names import set_module
 from .._torch.dtypes import STAND_INS
 from .._torch.kernels import PLAIN
 from .._torch.private import map_location
+from .stored_leaves import is_stored
 
 #: Storages of up to this many bytes are copied into one buffer per dtype: a separate buffer costs more.
 SMALL = 1 << 14
 _KIND = attrgetter("__class__", "layout", "is_cpu", "is_nested", "dtype")
 _REQUIRES_GRAD = attrgetter("requires_grad")
-
-#: The module of :class:`~td_core.StoredTensor`, once it is imported. td_core imports it at the first use of the class.
-STORED: list[Any] = []
 
 #: dtype, positions and shapes of tensors that are concatenated in one buffer (row i describes buffer i).
 Row = tuple[torch.dtype, list[int], list[tuple[int, ...]]]
@@ -189,42 +187,6 @@ def as_bytes(piece: Tensor) -> Tensor:
         plain = plain.view(STAND_INS.get(plain.itemsize, plain.dtype)).contiguous()
     # view(-1) would keep the stride of a one-element tensor, which may be any number; view(uint8) needs stride 1.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
-
-
-def is_stored(leaf: object) -> bool:
-    """Return True for a :class:`~td_core.StoredTensor`.
-
-    >>> is_stored(torch.zeros(2))
-    False
-    """
-    return bool(STORED) and isinstance(leaf, STORED[0].StoredTensor)
-
-
-def find_refusal(leaf: Any) -> str | None:
-    """Return the reason why the store of a leaf refuses writes; None if it accepts them, or if the leaf is in memory."""
-    return getattr(leaf.source, "refusal", None) if is_stored(leaf) else None
-
-
-def as_memory(leaves: list[Tensor]) -> list[Tensor]:
-    """Return the leaves, with stored tensors read into memory, each of them once.
-
-    >>> as_memory([torch.tensor(1)])
-    [tensor(1)]
-    """
-    return STORED[0].as_memory(leaves) if STORED and not PLAIN.issuperset(map(type, leaves)) else leaves
-
-
-def index_leaves(node: Any, plan: Any) -> object:
-    """Apply an index plan to a node; read its stored tensors together."""
-    return STORED[0].index_together(node, plan) if STORED and not plan.is_view else node._transform(plan)
-
-
-def list_row_blocks(count: int, leaves: list[Tensor]) -> list[range]:
-    """Return consecutive ranges of ``count`` rows, which end where a chunk of every stored leaf with chunks ends."""
-    if not STORED:
-        return [range(count)] if count else []
-    blocks: list[range] = STORED[0].find_row_blocks(count, leaves)
-    return blocks
 
 
 def has_memory(leaf: Tensor) -> bool:

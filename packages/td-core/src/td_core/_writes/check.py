@@ -23,10 +23,10 @@ from .._torch.private import (
     guard_forms,
     is_read_only_view,
 )
-from .._tree.buffers import find_refusal
 from .._tree.components import has_same_components
 from .._tree.defaults import show_path
 from .._tree.node import Core
+from .._tree.stored_leaves import find_refusal
 from .._tree.walks import list_holders, visit
 from ..errors import LockedError, StructureError
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .._plans.index import plan_index
 from .._torch.private import without_torch_function
-from .._tree.buffers import index_leaves, is_stored
 from .._tree.node import Core
+from .._tree.stored_leaves import index_leaves, is_stored
 from .._tree.walks import list_holders, walk
 from ..errors import StructureError
 from .check import describe_leaf

@@ -275,7 +275,7 @@ _OWNERS: dict[tuple[str, object], PluginRecord] = {}
 def _rank(record: PluginRecord) -> tuple[int, str, str]:
     """Return a sort key: plugins of the project first, then by id, so that the order on disk has no effect."""
     distribution = record.distribution or ""
-    order = FIRST_PARTY.index(distribution) if distribution in FIRST_PARTY else len(FIRST_PARTY)
+    order = [*FIRST_PARTY, distribution].index(distribution)
     return order, record.id, distribution
 
 

@@ -17,8 +17,9 @@ from .._kinds.lazy_stack import LazyStackedTensorDict
 from .._kinds.parameters import TensorDictParams
 from .._kinds.tensordict import TensorDict
 from .._torch.dtypes import NAMES
+from .._tree.buffers import as_bytes
 from .._tree.node import Core
-from ..array_formats import as_storable
+from .._tree.stored_leaves import as_memory
 
 __all__ = ["assert_same", "make_samples", "make_value_samples"]
 
@@ -157,6 +158,5 @@ def _assert_same_leaf(result: Any, expected: Tensor, path: tuple[str, ...]) -> N
 def _read_bytes(leaf: Tensor) -> bytes:
     if not leaf.numel():  # numpy refuses some sizes beside a dim of size zero
         return b""
-    # Complex numbers are stored as pairs first.
-    integers: bytes = as_storable(as_storable(leaf, ()), ()).numpy().tobytes()
-    return integers
+    content: bytes = as_bytes(*as_memory([leaf])).numpy().tobytes()
+    return content

@@ -1,0 +1,57 @@
+"""What the formats of named arrays share: the names and dtypes of the arrays, and the way back to a collection.
+
+:func:`make_array_plan` splits a collection into dense arrays with names, and a header. A format stores both, where the
+programs of its users expect them. It reads the header as a table, and builds the collection with :func:`build_collection`,
+which calls the format for each array that it needs.
+
+>>> import torch
+>>> from td_core import TensorDict
+>>> from td_core.spi import load_table, select_keys
+>>> plan = make_array_plan(TensorDict({"a": torch.ones(2), "z": torch.ones(1).bfloat16()}), {torch.float32}, ".".join)
+>>> {name: (array.dtype, array.logical) for name, array in plan.arrays.items()}
+{'a': (torch.float32, None), 'z': (torch.uint16, torch.bfloat16)}
+>>> stored = {name: array.read()[0] for name, array in plan.arrays.items()}
+>>> table = select_keys(load_table(plan.header, "data.bin"), "z", "data.bin")
+>>> build_collection(table, "data.bin", stored.get)["z"]
+tensor([1.], dtype=torch.bfloat16)
+"""
+
+from __future__ import annotations
+
+from td_core.spi import get_most_nodes, make_table_header, prune_table
+
+from .array_batch_sizes import find_batch_sizes
+from .array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
+from .array_rows import Rows, Stack, TableBuilder
+from .build_collection import RefusedValues, build_collection, build_leaves, join_rows, refuse_values
+from .check_arrays import (
+    check_arrays,
+    check_growing,
+    check_in_place,
+    describe_arrays,
+    read_hashes,
+    report_damage,
+)
+from .live_collections import LiveCollection
+from .live_edits import Change, LiveStore
+from .mapped_leaves import (
+    KeptSource,
+    MappedSource,
+    MappedTensor,
+    as_mapped,
+    map_file,
+    read_into,
+    sync_file,
+    view_mapped,
+)
+from .places import Place, as_storable, get_stored, is_nested, list_names, read_shape, restore
+from .table_edits import TableEdit, find_row
+
+__all__ = [
+    "ArrayPlan", "Change", "KeptSource", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor",
+    "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "TableBuilder", "TableEdit", "as_mapped", "as_storable",
+    "build_collection", "build_leaves", "check_arrays", "check_growing", "check_in_place", "compute_check", "describe_arrays",
+    "find_batch_sizes", "find_row", "get_most_nodes", "get_stored", "is_nested", "join_rows", "list_names",
+    "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into", "read_shape",
+    "refuse_values", "report_damage", "restore", "sync_file", "view_mapped",
+]  # fmt: skip
