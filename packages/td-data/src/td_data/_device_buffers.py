@@ -37,11 +37,7 @@ class _Staged:
 
 
 class DeviceCopies:
-    """Moves batches to a device; for CUDA with buffers that live as long as the loader.
-
-    Args:
-        device: the device; ``"meta"`` is refused.
-    """
+    """Moves batches to a device; for CUDA with buffers that live as long as the loader."""
 
     def __init__(self, device: torch.device) -> None:
         if device.type == "meta":

@@ -26,11 +26,7 @@ Keys = Sequence[Union[int, Tensor]]  # noqa: UP007
 
 
 def mix(seed: int, *parts: int | str) -> int:
-    """Mix numbers and names of uses into a seed of 63 bits, with the function splitmix64.
-
-    >>> mix(0, 1) == mix(1, 0)
-    False
-    """
+    """Mix numbers and names of uses into a seed of 63 bits, with the function splitmix64."""
     state = seed & _MASK
     for part in parts:
         number = zlib.crc32(part.encode()) if isinstance(part, str) else part
@@ -61,13 +57,7 @@ def make_keys_of_passes(seed: int, passes: Tensor) -> list[Tensor]:
 
 
 def permute(index: Tensor, count: int, keys: Keys) -> Tensor:
-    """Map positions below ``count`` one to one to others, by a balanced Feistel network.
-
-    A result past the end is mapped again until it is below ``count``, so that any number of rows has a permutation.
-
-    >>> sorted(permute(torch.arange(5), 5, make_keys(7)).tolist())
-    [0, 1, 2, 3, 4]
-    """
+    """Map positions below ``count`` one to one to others, by a balanced Feistel network."""
     half = max(((count - 1).bit_length() + 1) // 2, 1)
     result = _apply_rounds(index, half, keys)
     todo = (result >= count).nonzero().flatten()
@@ -94,13 +84,7 @@ def _hash(value: Tensor, key: int | Tensor) -> Tensor:
 
 
 class PagedOrder:
-    """Order that computes pages of positions, and keeps the one that was used last.
-
-    Args:
-        compute: returns the positions from ``start`` to ``stop``, which are in one page.
-        length: number of rows.
-        page: rows of a page.
-    """
+    """Order that computes pages of positions, and keeps the one that was used last."""
 
     def __init__(self, compute: Order, length: int, page: int = PAGE) -> None:
         self.compute, self.length, self.page = compute, length, page
@@ -123,12 +107,7 @@ class PagedOrder:
 
 
 class Draws:
-    """Draw categories by weight, in float64: any number of them, and never one of weight zero.
-
-    Args:
-        weights: numbers that are not negative.
-        what: name of the argument, for messages.
-    """
+    """Draw categories by weight, in float64: any number of them, and never one of weight zero."""
 
     def __init__(self, weights: object, what: str = "weights") -> None:
         self.weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu").flatten()

@@ -17,15 +17,7 @@ from ._order import VERSION, Order
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How an epoch is split into batches: sizes, and the part of this rank.
-
-    Args:
-        batch_size: rows of a batch of one rank.
-        drop_last: leave out the rows after the last whole global batch.
-        even: give all ranks the same number of rows.
-        rank: number of this rank; None for that of ``torch.distributed``.
-        world_size: number of ranks; None for that of ``torch.distributed``.
-    """
+    """How an epoch is split into batches: sizes, and the part of this rank."""
 
     batch_size: int
     drop_last: bool = False
@@ -156,11 +148,7 @@ class Sampler(ABC):
 
 
 class Position:
-    """How many rows of which epoch the consumer got.
-
-    Args:
-        sampler: gives the length of an epoch, and what the state must repeat.
-    """
+    """How many rows of which epoch the consumer got."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler

@@ -22,16 +22,7 @@ from ._threads import Failure
 
 
 class ProcessEngine:
-    """Reads tasks in worker processes of a ``DataLoader``, and gives the results out in the order of the tasks.
-
-    Args:
-        tasks: made in this process.
-        reader: makes the result of a task.
-        num_workers: number of processes.
-        prefetch: results that are ready or under way ahead of the consumer.
-        context: how workers start; None for the way of torch.
-        timeout: seconds to wait for a result.
-    """
+    """Reads tasks in worker processes of a ``DataLoader``, and gives the results out in the order of the tasks."""
 
     def __init__(
         self,
@@ -154,13 +145,7 @@ class _Numbered(list[int]):
 
 
 class Fetched(Dataset[Any]):
-    """The data set of a ``DataLoader``, which reads each batch with one index.
-
-    Args:
-        view: the data.
-        transform: function of a batch, or None.
-        seed: seed of the generators.
-    """
+    """The data set of a ``DataLoader``, which reads each batch with one index."""
 
     def __init__(self, view: Any, transform: Callable[..., Any] | None, seed: int) -> None:
         self._view, self._transform, self._seed = view, transform, seed

@@ -30,16 +30,7 @@ class Task:
 
 
 class Reader(Dataset[Any]):
-    """Reads the batch of a task. A pickle of it goes to worker processes.
-
-    The copies to a device set ``gather``, which reads rows of the view into a buffer, or ``finish``, which puts a batch into one.
-
-    Args:
-        view: the data of one epoch.
-        transform: function of a batch, or None.
-        seed: seed of the generators.
-        in_process: seed the random state of the process before each batch.
-    """
+    """Reads the batch of a task. A pickle of it goes to worker processes."""
 
     def __init__(
         self, view: Any, transform: Callable[..., Any] | None, seed: int, in_process: bool = False
@@ -123,14 +114,7 @@ def _show(value: object) -> str:
 
 
 class WindowReader:
-    """Reads the windows of blocks, each once, and the next one of a lane while one is used.
-
-    Args:
-        view: the data of one epoch.
-        sampler: the sampler of blocks.
-        order: its order in this epoch.
-        num_threads: windows that are read at the same time; 0 reads a window when its first batch is read.
-    """
+    """Reads the windows of blocks, each once, and the next one of a lane while one is used."""
 
     def __init__(self, view: Any, sampler: BlockSampler, order: Order, num_threads: int) -> None:
         self._view, self._sampler, self._order = view, sampler, order

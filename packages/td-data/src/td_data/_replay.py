@@ -133,11 +133,13 @@ class ReplayBuffer:
         return torch.arange(first, stop)
 
     def _write(self, rows: Any, first: int, stop: int) -> None:
-        rows, place = rows[len(rows) - (stop - first) :], first % self.capacity
-        fit = min(len(rows), self.capacity - place)
-        if fit:
-            self.rows[place : place + fit] = rows[:fit]
-        if fit < len(rows):
+        count, place = stop - first, first % self.capacity
+        rows = rows if count == len(rows) else rows[len(rows) - count :]
+        fit = min(count, self.capacity - place)
+        if fit == count:
+            self.rows[place : place + count] = rows
+        else:
+            self.rows[place:] = rows[:fit]
             self.rows[: len(rows) - fit] = rows[fit:]
 
     def sample(self, batch_size: int | None = None) -> Any:
@@ -151,7 +153,7 @@ class ReplayBuffer:
             raise ValueError("sample needs a batch size: pass it here, or to the buffer")
         counters = self._counters
         while True:
-            low, high = counters.low, counters.written
+            low, high = counters.read()
             if high <= low:
                 raise ValueError("the buffer is empty: extend() it first")
             self._catch_up(low, high)
@@ -159,7 +161,8 @@ class ReplayBuffer:
                 numbers, extra = self._sampler.draw(low, high, size, self._generator)
                 batch = self._gather(numbers)
             # Another process may have overwritten rows while they were read; then the whole batch is drawn again.
-            if counters.low <= low or int(numbers.min()) >= counters.low:
+            oldest = counters.read()[0]
+            if oldest <= low or int(numbers.min()) >= oldest:
                 break
         batch["index"] = numbers
         for key, value in extra.items():
@@ -167,8 +170,9 @@ class ReplayBuffer:
         return batch
 
     def _gather(self, numbers: Tensor) -> Any:
-        batch = self.rows[numbers.flatten() % self.capacity]
-        return batch if numbers.ndim == 1 else batch.unflatten(0, numbers.shape)
+        if numbers.ndim == 1:
+            return self.rows[numbers % self.capacity]
+        return self.rows[numbers.flatten() % self.capacity].unflatten(0, numbers.shape)
 
     def _catch_up(self, low: int, high: int) -> None:
         """Show the sampler rows that another process has written, or that were there before it."""
@@ -191,15 +195,16 @@ class ReplayBuffer:
         values = values.expand(numbers.shape) if values.ndim == 0 else values.flatten()
         if values.shape != numbers.shape:
             raise ValueError(f"there is one priority for each number; got {len(values)} for {len(numbers)}")
-        self._catch_up(self._counters.low, self._counters.written)
-        return self._sampler.update(numbers, values, self._counters.low, self._counters.written)
+        low, high = self._counters.read()
+        self._catch_up(low, high)
+        return self._sampler.update(numbers, values, low, high)
 
     def __getitem__(self, index: Any) -> Any:
         """Return rows by number; IndexError if one was overwritten, or not yet written."""
         numbers = torch.as_tensor(index, dtype=torch.int64)
         with self._counters.guard(exclusive=False):
             rows = self._gather(numbers.flatten()) if self.rows is not None else None
-        low, high = self._counters.low, self._counters.written
+        low, high = self._counters.read()
         wrong = (numbers < low) | (numbers >= high)
         if rows is None or bool(wrong.any()):
             number = int(numbers.flatten()[wrong.flatten()][0])

@@ -20,16 +20,7 @@ _IS_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686", "x86")
 
 
 class RingCounters:
-    """The counters ``reserved``, ``written`` and the capacity.
-
-    The rows that a killed writer had begun to overwrite stay invalid, since ``reserved`` never goes down.
-
-    Args:
-        capacity: rows of the ring.
-        path: file that the counters are mapped from, or None.
-        is_shared: other processes get this object, and read the rows.
-        is_memory: the rows are in memory or mapped; otherwise readers take a lock.
-    """
+    """The counters ``reserved``, ``written`` and the capacity."""
 
     def __init__(self, capacity: int, path: str | None, is_shared: bool, is_memory: bool) -> None:
         self.capacity, self.path = capacity, path
@@ -71,6 +62,11 @@ class RingCounters:
         """Number after the newest row that was begun."""
         return int(self._numbers[0])
 
+    def read(self) -> tuple[int, int]:
+        """Return the numbers of the oldest row, and after the newest one."""
+        reserved, written, capacity = self._numbers.tolist()
+        return max(reserved - capacity, 0), written
+
     def reserve(self, stop: int) -> None:
         """Make the rows invalid that will be overwritten."""
         self._numbers[0] = max(self.reserved, stop)
@@ -93,12 +89,12 @@ class RingCounters:
             ) from None
         self._owner = os.getpid(), handle
 
-    @contextlib.contextmanager
-    def guard(self, exclusive: bool) -> Iterator[None]:
+    def guard(self, exclusive: bool) -> contextlib.AbstractContextManager[None]:
         """Exclude the writer from reads, where the order of stores does not do so."""
-        if not self._is_guarded or fcntl is None:
-            yield
-            return
+        return self._lock(exclusive) if self._is_guarded and fcntl is not None else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _lock(self, exclusive: bool) -> Iterator[None]:
         with open(f"{self.path}.lock", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             yield

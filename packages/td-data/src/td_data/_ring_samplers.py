@@ -16,10 +16,7 @@ _FAN_OUT = 32
 
 
 class RingSampler:
-    """Draws any of the rows, with replacement; the base of the others.
-
-    A row has the number of its write. ``low`` and ``high`` are the numbers of the oldest row, and after the newest one.
-    """
+    """Draws any of the rows, with replacement; the base of the others."""
 
     #: Key whose values ``add`` gets, or None.
     key: NestedKey | None = None
@@ -41,11 +38,12 @@ class RingSampler:
         self, low: int, high: int, count: int, generator: torch.Generator
     ) -> tuple[Tensor, dict[Any, Tensor]]:
         """Return the numbers of ``count`` items, and further entries of the batch."""
-        return low + self._draw_uniform(high - low, count, generator), {}
+        numbers = self._draw_uniform(high - low, count, generator)
+        return numbers + low if low else numbers, {}
 
     @staticmethod
     def _draw_uniform(total: int, count: int, generator: torch.Generator) -> Tensor:
-        return (torch.rand(count, dtype=torch.float64, generator=generator) * total).long()
+        return torch.randint(total, (count,), generator=generator)
 
     def update(self, numbers: Tensor, priority: Tensor, low: int, high: int) -> int:
         """Set priorities, and return how many of the rows are still there."""

@@ -104,15 +104,7 @@ class Failure(Exception):  # noqa: N818  carries an error and its task to the co
 
 
 class ThreadEngine(Generic[T]):
-    """Reads tasks ahead, and gives the results out in the order of the tasks.
-
-    Args:
-        tasks: made in the thread of the consumer.
-        read: makes the result of a task.
-        num_threads: tasks that are read at the same time; 0 reads in the thread of the consumer.
-        depth: results that are ready or under way ahead of the consumer.
-        timeout: seconds to wait for a result.
-    """
+    """Reads tasks ahead, and gives the results out in the order of the tasks."""
 
     def __init__(
         self,

@@ -274,13 +274,7 @@ def _find_ends(data: Any, traj_key: NestedKey | None, end_key: NestedKey | None)
 
 
 def find_episode_ends(values: Tensor, is_end: bool, before: Tensor | None) -> Tensor:
-    """Return the positions after the ends of episodes in some rows, but for the end of the rows themselves.
-
-    Args:
-        values: a value for each row.
-        is_end: the values are True in last rows; otherwise they change between two episodes.
-        before: the value of the row before these.
-    """
+    """Return the positions after the ends of episodes in some rows, but for the end of the rows themselves."""
     if is_end:
         return (
             values.flatten(1).any(1).nonzero().flatten() + 1

@@ -38,7 +38,7 @@ def check_rows(storage: Core, rows: Core) -> None:
     left: list[Tensor] = []
     right: list[Tensor] = []
     storage._zip_leaves(rows, left, right)
-    for mine, other in zip(left, right, strict=True):
+    for mine, other in zip(left, right):
         if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
             raise StructureError(
                 f"{describe_leaf(storage, mine)} has dtype {mine.dtype} and rows of shape {list(mine.shape[1:])}; the "
