@@ -333,3 +333,13 @@ names = TensorDict({"name": ["a", "b"]}, [2]).get("name")
 print(names == "b", names != "b", (names == names).tolist())
 """
     assert output(code, tmp_path) == ["False True [True, True]"]
+
+
+def test_alias_keeps_lists_as_tensordict(tmp_path):
+    code = """
+import torch
+from tensordict import NonTensorStack, TensorDict
+data = TensorDict({"a": [torch.ones(2), torch.ones(3)], "b": [{"x": torch.ones(2)}, {"x": torch.ones(2)}]}, [2])
+print([type(data.get(key)) is NonTensorStack for key in "ab"])
+"""
+    assert output(code, tmp_path) == ["[True, True]"]

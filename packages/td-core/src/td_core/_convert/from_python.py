@@ -52,9 +52,10 @@ def from_any(
 ) -> Any:
     """Convert a Python container to a collection, and return any other object unchanged.
 
-    Mappings, tuples, named tuples, structured arrays and dataclasses become collections. Lists become tensors or
-    non-tensor data. Objects of types with a :class:`~td_core.Coercer` of a plugin become what it makes of them.
-    Collections, tensors, plain arrays, numbers and strings are returned unchanged.
+    Mappings, tuples, named tuples, structured arrays and dataclasses become collections. Lists become tensors, jagged tensors,
+    stacks of collections, or non-tensor data if they hold no tensors. Objects of types with a
+    :class:`~td_core.Coercer` of a plugin become what it makes of them. Collections, tensors, plain arrays, numbers and strings
+    are returned unchanged.
 
     Args:
         obj: the object.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from .._torch.dtypes import as_dtype
 from .._torch.kernels import PLAIN
 from .._tree.backends import get_backends
 from .._tree.buffers import has_memory
+from .._tree.components import move_to_meta
 from .._tree.defaults import unwrap_entry
 from .._tree.devices import as_device, set_device_labels, wait_for
 from .._tree.locks import check_in_memory, check_unlocked_below
@@ -216,6 +218,8 @@ def _make_mover(
             return identity
         # Tensor subclasses often implement only to(), not the methods of single dtypes.
         return (PLAIN.issuperset(map(type, leaves)) and CASTS.get(dtype)) or methodcaller("to", dtype)
+    if device.type == "meta" and any(leaf.is_nested for leaf in leaves):
+        return partial(move_to_meta, dtype=dtype)
     return methodcaller("to", device, dtype, non_blocking=non_blocking)
 
 

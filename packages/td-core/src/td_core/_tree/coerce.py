@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from .._python.public_names import set_module
+from .._python.settings import RULES
 from .._python.type_names import NamedTypes, find_imported, is_type_name
 from .._torch.arrays import as_tensor
+from .._torch.kernels import PLAIN
 from ..errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 from .defaults import get_lead, show_path
 from .dim_names import lift_names
 from .keys import NON_STRING_KEY, unravel_key_below
+from .lists import get_fields, has_tensors, join_uneven, list_error
 from .node import Child, Core, make_dense
 from .walks import expand
 
@@ -220,8 +223,9 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         tensor = _convert_sequence(value)
         if tensor is not None:
             return tensor
-        if isinstance(value, list) and _is_uniform(value):
-            return torch.stack(value)
+        entry = _read_items(value, batch_size, device, path)
+        if entry is not None:
+            return entry
     coercer = COERCERS.get_fallback()
     if coercer is not None:
         return coercer.convert(value, batch_size, device)
@@ -229,6 +233,66 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         f"{show_path(path)}: a value of type {type(value).__name__} is non-tensor data, provided by "
         + MissingPluginError.describe("td-tensorclass")
     )
+
+
+def _read_items(
+    value: Any, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]
+) -> Child | None:
+    """Convert a sequence of uneven tensors, or of objects that hold tensors; None for a sequence of values."""
+    if isinstance(value, list) and _is_uniform(value):
+        return _stack_nodes(value)
+    if RULES.follows_tensordict or get_fields(value) is not None:
+        return None
+    if PLAIN.issuperset(map(type, value)) and value:  # hot path: the cost of a list of 100,000 tensors
+        return join_uneven(value, path)
+    if _are_values(value):
+        return None
+    if not has_tensors(value):
+        return None
+    fields = [_get_node_content(item) for item in value]
+    if any(item is None for item in fields):
+        rows = [row for row in map(_convert_row, value) if row is not None]
+        if len(rows) < len(value):
+            raise list_error(path, "are beside other objects, or in lists of several lengths")
+        return join_uneven(rows, path)
+    return _stack_nodes([_read_node(item, batch_size[1:], device, path) for item in fields])
+
+
+def _are_values(value: Any) -> bool:
+    """Return True for an empty sequence, and for one with nodes of values or tensors that are stored as nodes."""
+    return not value or any(
+        type(item) in WRAPPED or (isinstance(item, Core) and item._is_value) for item in value
+    )
+
+
+def _get_node_content(item: object) -> object:
+    """Return what a node is built of: a collection, a mapping, or the fields of an object or items of a list as one."""
+    if isinstance(item, Core):
+        return item
+    if isinstance(item, list) and item and all(_get_node_content(inner) is not None for inner in item):
+        return item
+    return get_fields(item)
+
+
+def _read_node(item: Any, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]) -> Core:
+    """Build the node of one item of a list."""
+    if isinstance(item, Core):
+        return item
+    if isinstance(item, list):
+        return _stack_nodes(
+            [_read_node(_get_node_content(inner), batch_size[1:], device, path) for inner in item]
+        )
+    return build_nested(item, batch_size, device, path, get_fields)
+
+
+def _stack_nodes(nodes: list[Any]) -> Core:
+    """Stack nodes, lazily if their keys, shapes or kinds differ."""
+    try:
+        stacked: Any = torch.stack(nodes)
+    except (StructureError, BatchSizeError):
+        stacked = nodes[0]._stack_lazily(nodes, 0)
+    result: Core = stacked
+    return result
 
 
 def _convert_items(values: Any) -> Any:
@@ -298,7 +362,8 @@ def _convert_with_numpy(value: list[object] | tuple[object, ...]) -> Tensor | No
 
 
 def _stack_collections(value: list[object] | tuple[object, ...]) -> Tensor | None:
-    rows: list[Any] = [_convert_row(item) for item in value]
+    is_plain = PLAIN.issuperset(map(type, value))
+    rows: Any = value if is_plain else [_convert_row(item) for item in value]
     same = all(row is not None and row.shape == rows[0].shape for row in rows)
     return torch.stack(rows) if same else None
 

@@ -50,13 +50,35 @@ def _select_components(leaf: Tensor, choices: Sequence[Tensor]) -> list[Tensor]:
             f"{choices[0].ndim}, {list(choices[0].shape)}"
         )
     everything = torch.arange(count, device="cpu")
-    values = _get_compact_values(leaf) if dims == {1} else None
+    values = _get_compact_values(leaf) if dims == {1} and not leaf.is_meta else None
     choose = _by_component(leaf) if values is None else _by_offset(leaf, values)
     return [leaf if torch.equal(position, everything) else choose(position) for position in choices]
 
 
+def move_to_meta(leaf: Any, dtype: torch.dtype | None) -> Tensor:
+    """Move a leaf to the meta device; a jagged tensor takes its lengths along, which its offsets there lack."""
+    moved: Tensor = leaf.to("meta", dtype)
+    if leaf.is_nested and leaf.layout is torch.jagged and not leaf.is_meta:
+        lengths = leaf.offsets().diff() if leaf.lengths() is None else leaf.lengths()
+        moved.td_lengths = lengths.tolist()  # type: ignore[attr-defined]
+    return moved
+
+
+def _list_components(leaf: Any) -> Sequence[Tensor]:
+    """Return the components of a nested tensor; on the meta device, if its lengths were taken along."""
+    if not leaf.is_meta or leaf.layout is not torch.jagged:
+        return leaf.unbind()  # type: ignore[no-any-return]
+    lengths, dim = getattr(leaf, "td_lengths", None), get_ragged_dim(leaf) - 1
+    if lengths is None:
+        raise StructureError(
+            "a jagged tensor on the meta device has no lengths: index it before it is moved there"
+        )
+    sizes = leaf.values().shape
+    return [leaf.values().new_empty((*sizes[:dim], length, *sizes[dim + 1 :])) for length in lengths]
+
+
 def _by_component(leaf: Tensor) -> Callable[[Tensor], Tensor]:
-    parts = leaf.unbind()
+    parts = _list_components(leaf)
     return lambda position: (
         join_components(leaf, [parts[i] for i in position.tolist()])
         if position.ndim
@@ -158,8 +180,11 @@ def get_parts(leaf: Any) -> list[Tensor]:
 
 def _make_jagged_like(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     """Build a jagged tensor from values and component lengths, with the ragged dim of ``like``."""
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return JaggedParts(get_ragged_dim(like), values, offsets, None, _compute_bounds(lengths)).join()
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(values.device)
+    result: Any = JaggedParts(get_ragged_dim(like), values, offsets, None, _compute_bounds(lengths)).join()
+    if values.is_meta:
+        result.td_lengths = lengths.tolist()
+    return result  # type: ignore[no-any-return]
 
 
 def _compute_bounds(lengths: Tensor) -> tuple[int | None, int | None]:
@@ -176,7 +201,9 @@ def join_components(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
         return torch.nested.as_nested_tensor(list(parts), layout=like.layout)
     dim = get_ragged_dim(like) - 1
     values = torch.cat(list(parts), dim) if parts else like.values().narrow(dim, 0, 0)
-    lengths = torch.tensor([part.size(dim) for part in parts], dtype=torch.int64, device=like.device)
+    lengths = torch.tensor(
+        [part.size(dim) for part in parts], dtype=torch.int64, device="cpu" if like.is_meta else like.device
+    )
     return _make_jagged_like(like, values, lengths)
 
 
