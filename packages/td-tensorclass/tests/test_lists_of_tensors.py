@@ -110,6 +110,7 @@ REFUSED = {
     "numbers of dims": [torch.ones(2), torch.ones(2, 3)],
     "dtypes": [torch.ones(2), torch.ones(3, dtype=torch.int64)],
     "devices": [torch.ones(2), torch.ones(3, device="meta")],
+    "devices of one shape": [torch.ones(2), torch.ones(2, device="meta")],
     "tensor and None": [torch.ones(2), None],
     "text and tensor": ["a", torch.ones(2)],
     "tensor and dict": [torch.ones(2), {"a": torch.ones(2)}],

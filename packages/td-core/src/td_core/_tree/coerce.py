@@ -23,7 +23,7 @@ from ..errors import BatchSizeError, MissingPluginError, PluginError, StructureE
 from .defaults import get_lead, show_path
 from .dim_names import lift_names
 from .keys import NON_STRING_KEY, unravel_key_below
-from .lists import get_fields, has_tensors, join_uneven, list_error
+from .lists import check_devices, get_fields, has_tensors, join_uneven, list_error
 from .node import Child, Core, make_dense
 from .walks import expand
 
@@ -220,7 +220,11 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         return build_nested(fields, torch.Size(value.shape), device, path)
     if isinstance(value, (list, tuple)):
         value = _convert_items(value)
-        tensor = _convert_sequence(value)
+        try:
+            tensor = _convert_sequence(value)
+        except RuntimeError as error:
+            check_devices(value, path, error)
+            raise
         if tensor is not None:
             return tensor
         entry = _read_items(value, batch_size, device, path)

@@ -50,6 +50,13 @@ def join_uneven(rows: Sequence[Tensor], path: tuple[str, ...]) -> Tensor:
     return JaggedParts(dim + 1, values, offsets, None, (min(lengths), max(lengths))).join()
 
 
+def check_devices(items: Iterable[object], path: tuple[str, ...], error: Exception) -> None:
+    """Raise StructureError from an error of torch if the tensors of a list are on several devices."""
+    found = {str(item.device) for item in items if isinstance(item, Tensor)}
+    if len(found) > 1:
+        raise list_error(path, f"have different devices, {', '.join(sorted(found))}") from error
+
+
 def list_error(path: tuple[str, ...], problem: str) -> StructureError:
     """Build the error for a list that cannot become one entry."""
     return StructureError(
