@@ -73,6 +73,24 @@ def test_ddp_averages_gradients_of_collections(how, results):
         assert message.startswith("RuntimeError: Expected to mark a variable ready only once")
 
 
+#: What each library does with a ``Loader``, as the program reports it.
+LOADERS = {
+    "torch": {"rest": [True]},
+    "torchdata": {"0 workers": [True, True], "2 workers": [True, True]},
+    "lightning": {"epochs": [True], "resume": [True]},
+    "accelerate": {"prepare": [True], "skip": [True]},
+    "transformers": {"resume": [True]},
+}
+
+
+@pytest.mark.parametrize("library", LOADERS)
+def test_loader_keeps_its_order_and_resumes_in_library(library: str, run: Callable[..., list[Any]]) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    found = run("loader_trainers.py", library)
+    assert {name: values for name, *values in found} == LOADERS[library]
+
+
 def test_page_has_a_row_for_each_library():
     text = PAGE.read_text(encoding="utf-8")
     for name in ("Lightning", "Accelerate", "Hugging Face Trainer", "DistributedDataParallel"):
