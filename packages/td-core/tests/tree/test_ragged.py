@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict
+from td_core._tree.ragged import fill_gaps
 from td_core.errors import (
     StructureError,
 )
@@ -53,3 +54,12 @@ def test_get_as_padded_of_dense_entry_returns_entry():
     assert padded.tolist() == [[5, 1], [1, 1]]
     for collection in (td, TensorDict.lazy_stack([td, td])):
         assert collection.get("a", as_list=False, as_padded_tensor=False).shape == collection["a"].shape
+
+
+def test_fill_gaps_gives_members_without_the_entry_no_rows():
+    members = [TensorDict(b=torch.ones(1)), TensorDict(a=torch.ones(2, 3))]
+    assert [part.shape for part in fill_gaps("a", members)] == [(0, 3), (2, 3)]
+    with pytest.raises(RuntimeError, match="another thread"):
+        fill_gaps("a", [TensorDict(a=torch.ones(()))] * 2)
+    with pytest.raises(RuntimeError, match="another thread"):
+        fill_gaps("c", members)

@@ -91,6 +91,16 @@ def test_write_leaf_refused_after_writes_changes_nothing(condition: str, write: 
     assert (td == before).all()
 
 
+def test_write_to_results_of_autograd_is_refused_for_views_of_unbind_only() -> None:
+    result = torch.ones(2, 3, requires_grad=True) * 1
+    td = TensorDict({"a": result.clone()})
+    td.zero_()
+    assert not td["a"].any()
+    with pytest.raises(RuntimeError, match="autograd lets nobody write"):
+        TensorDict({"a": result.unbind()[0]}).zero_()
+    assert result.all()
+
+
 @pytest.mark.parametrize("write", ["update_", "copy_", "mul_", "lerp_"])
 @pytest.mark.parametrize("side", [0, 1])
 def test_write_leaf_resized_after_writes_changes_nothing(write: str, side: int) -> None:
