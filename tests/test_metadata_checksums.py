@@ -16,7 +16,7 @@ import td_core
 import td_core.__main__
 from td_core import TensorDict
 from td_core.errors import FormatError, MissingPluginError, TensorDictError
-from td_core.spi import has_check_line
+from td_core.spi import compare_check_line
 
 #: The package, file name, options and metadata files of each form of a save.
 FORMS: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -128,7 +128,7 @@ def test_load_metadata_without_check_line_reads_it(form: str, tmp_path: Path) ->
     path = save_form(form, tmp_path)
     right = read_leaves(td_core.load(path))
     for file in list_files(form, path):
-        assert has_check_line(file.read_bytes())
+        assert compare_check_line(file.read_bytes())
         file.write_text(json.dumps(json.loads(file.read_bytes())))
     assert read_leaves(td_core.load(path)) == right
 

@@ -18,7 +18,7 @@ import torch
 
 import td
 from td_core import MissingPluginError
-from td_core.spi import follow_tensordict
+from td_core.spi import RULES
 
 from . import _foreign_pickles, _private_names
 
@@ -283,7 +283,7 @@ def install_as_tensordict() -> None:
     sys.modules.update(modules)
     sys.meta_path.insert(0, Absences())
     td.count_as_mapping()
-    follow_tensordict()
+    RULES.follows_tensordict = True
     _private_names.add_private_members()
     _foreign_pickles.accept()
     # With a pair, older releases raise an error in each load with weights_only=True.

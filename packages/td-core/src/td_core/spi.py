@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._encode.check_lines import add_check_line, compare_check_line, has_check_line
+from ._encode.check_lines import add_check_line, compare_check_line
 from ._encode.node_kinds import as_named, user_class
 from ._encode.value_codec import is_readable, is_same_value, parse_json
 from ._formats.locations import check_mode
@@ -28,7 +28,7 @@ from ._plans.index import plan_index
 from ._plans.plans import MultiPlan, ShapePlan, as_batch_size
 from ._plans.shapes import stack_plan
 from ._python.public_names import LazyFunction, lazy_names, set_module
-from ._python.settings import RULES, Switch, follow_tensordict
+from ._python.settings import RULES, Switch
 from ._torch.arrays import as_tensor
 from ._torch.dtypes import STORABLE, as_dtype
 from ._torch.kernels import PLAIN
@@ -63,7 +63,7 @@ __all__ = [
     "StoredLeaf", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named",
     "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format", "check_table", "check_unlocked",
     "check_whole", "compare_check_line", "copy_all", "count_users", "decode_table", "describe_table", "dump_table",
-    "expand", "follow_tensordict", "foreach_kernel", "get_most_nodes", "guard_forms", "has_check_line", "is_aliasing",
+    "expand", "foreach_kernel", "get_most_nodes", "guard_forms", "is_aliasing",
     "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "make_dense",
     "make_nested_view", "make_reporter", "make_table_header", "new_object", "open_regular", "parse_json", "plan_index",
     "prune_table", "pytree", "refuse_nodes", "register_pytree", "row_buffers", "run_command", "run_in_background",

@@ -8,8 +8,7 @@ import zlib
 
 import pytest
 
-from td_core._encode.check_lines import CHECK_LINE
-from td_core.spi import add_check_line, compare_check_line, has_check_line
+from td_core._encode.check_lines import CHECK_LINE, add_check_line, compare_check_line, has_check_line
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"a": 1}\n', b"\x80\x04N."])

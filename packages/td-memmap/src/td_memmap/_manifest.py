@@ -9,7 +9,7 @@ from typing import Any
 
 from td_core import Problem, Report
 from td_core.errors import FormatError
-from td_core.spi import compare_check_line, has_check_line, make_reporter
+from td_core.spi import compare_check_line, make_reporter
 from td_core.typing import Progress
 from td_store.files import Checksum
 
@@ -154,7 +154,7 @@ class _ManifestCheck:
         """Compare a file of metadata or values; what td wrote in place of it has a check line, and is not damaged."""
         content = b"".join(read_file_chunks(self.tree, path))
         try:
-            compare_check_line(content)
+            has_line = compare_check_line(content)
         except ValueError as error:
             return Problem(name, "damaged", str(error))
         wanted, crc = self.hashes.get(name), self.texts.get(name)
@@ -166,7 +166,7 @@ class _ManifestCheck:
             detail = f"its CRC-32 is {digest}, {crc} was saved"
         else:
             return None
-        if has_check_line(content):
+        if has_line:
             return Problem(name, "modified", detail)
         # Only writing a value in place makes a file shorter, and that file is JSON.
         if not newer or (len(content) < size and not _is_json(self.tree, path)):

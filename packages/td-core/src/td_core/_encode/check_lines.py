@@ -29,17 +29,22 @@ def has_check_line(text: bytes) -> bool:
     return line[:1] == line[-1:] == b"\n" and len(line) == CHECK_LINE and not line.strip(b"\n \t")
 
 
-def compare_check_line(text: bytes) -> None:
-    """Raise ValueError if a text has a check line of another text; files of other programs have none.
+def compare_check_line(text: bytes) -> bool:
+    """Return True if a text ends with its check line, as files of other programs do not.
 
-    >>> compare_check_line(add_check_line(b"{}"))
+    Raises:
+        ValueError: the check line is that of another text.
+
+    >>> compare_check_line(add_check_line(b"{}")), compare_check_line(b"{}")
+    (True, False)
     """
     # Another program can have filled the place of the text with spaces.
     kept = text.rstrip(b" ")
-    if has_check_line(kept):
+    if found := has_check_line(kept):
         intact = add_check_line(kept[:-CHECK_LINE]) == kept
     else:
         # The rest of a check line whose end is missing: blanks after a line feed.
         intact = text[-1:] not in (b" ", b"\t") or text.rstrip(b" \t")[-1:] != b"\n"
     if not intact:
         raise ValueError("it is damaged: its checksum is that of another text")
+    return found

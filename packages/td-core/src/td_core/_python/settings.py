@@ -153,15 +153,11 @@ class Rules:
     """What the whole process does as tensordict does, because a program was written for it."""
 
     def __init__(self) -> None:
+        #: Whether to read lists, compare columns and load parameters as tensordict does.
         self.follows_tensordict = False
 
 
 RULES = Rules()
-
-
-def follow_tensordict() -> None:
-    """Read lists, compare columns and load parameters as tensordict does, for the rest of the process."""
-    RULES.follows_tensordict = True
 
 
 class set_printoptions(Switch):  # noqa: N801  named as in tensordict
