@@ -185,3 +185,31 @@ def test_saved_ring_continues_with_the_same_draws(tmp_path: Path) -> None:
 def test_td_has_the_package_as_a_module() -> None:
     td, td_data = pytest.importorskip("td"), pytest.importorskip("td_data")
     assert td.data is td_data
+
+
+def test_windows_of_slices_read_each_chunk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("td_zarr")
+    from td_core import open as open_collection
+    from td_core import save
+    from td_data import BlockSampler, Loader, Slices
+
+    sizes = torch.randint(5, 300, (12,), generator=torch.Generator().manual_seed(1))
+    count = int(sizes.sum())
+    rows = {"row": torch.arange(count), "episode": torch.repeat_interleave(torch.arange(12), sizes)}
+    save(TensorDict(rows, [count]), tmp_path / "episodes.zarr", format="zarr", chunks=50)
+    data = open_collection(tmp_path / "episodes.zarr", mode="r+")
+    kind, read = type(data["row"].source), []
+    read_many = kind.read_many
+    view = Slices(data, 16, traj_key="episode", pad=True)
+    monkeypatch.setattr(
+        kind, "read_many", lambda self, requests: read.append(len(requests)) or read_many(self, requests)
+    )
+    sampler = BlockSampler(view, window=3)
+    batches = list(Loader(view, 32, sampler=sampler, num_threads=2))
+    windows = -(-len(view.row_blocks()) // 3)
+    assert len(read) <= windows
+    assert sorted(row for batch in batches for row in batch["row"][:, 0].tolist()) == list(range(count))
+    whole = Slices(TensorDict(rows, [count]), 16, traj_key="episode", pad=True)
+    positions = sampler.order(0)(0, count)
+    together = torch.cat([batch["row"] for batch in batches])
+    assert together.equal(whole[positions]["row"])
