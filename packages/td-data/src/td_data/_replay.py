@@ -171,7 +171,8 @@ class ReplayBuffer:
 
     def _gather(self, numbers: Tensor) -> Any:
         if numbers.ndim == 1:
-            return self.rows[numbers % self.capacity]
+            is_first_round = self._counters.reserved <= self.capacity
+            return self.rows[numbers if is_first_round else numbers % self.capacity]
         return self.rows[numbers.flatten() % self.capacity].unflatten(0, numbers.shape)
 
     def _catch_up(self, low: int, high: int) -> None:
