@@ -104,7 +104,7 @@ def test_architecture_names_the_files_of_names() -> None:
 
 
 def test_compile_table_names_each_file_that_tests_for_a_graph() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = text.partition("## What is decided where for torch.compile")[2].partition("\n## ")[0]
     rows = "".join(line for line in section.splitlines() if line.startswith("|"))
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", rows)) - {
