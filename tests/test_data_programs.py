@@ -182,6 +182,22 @@ def test_saved_ring_continues_with_the_same_draws(tmp_path: Path) -> None:
         assert again.write_count == 17
 
 
+def test_ring_of_a_class_needs_a_field_for_numbers() -> None:
+    tensorclass = pytest.importorskip("td_tensorclass").tensorclass
+    from td_data import ReplayBuffer
+
+    plain = tensorclass(type("Plain", (), {"__annotations__": {"x": torch.Tensor}}))
+    optional = {"__annotations__": {"x": torch.Tensor, "index": torch.Tensor}, "index": None}
+    with_index = tensorclass(type("WithIndex", (), optional))
+    buffer = ReplayBuffer(5)
+    with pytest.raises(ValueError, match="an entry 'index', for which Plain has no field: declare one"):
+        buffer.extend(plain(x=torch.arange(3), batch_size=[3]))
+    buffer.extend(with_index(x=torch.arange(3), batch_size=[3]))
+    batch = buffer.sample(4)
+    assert type(batch) is with_index
+    assert batch.index.equal(batch.x)
+
+
 def test_td_has_the_package_as_a_module() -> None:
     td, td_data = pytest.importorskip("td"), pytest.importorskip("td_data")
     assert td.data is td_data

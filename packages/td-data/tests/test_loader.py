@@ -370,6 +370,19 @@ def test_e6_object_that_is_no_view_is_refused() -> None:
         Loader((i for i in range(3)), 2)
 
 
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ([1, 2], "a view is indexed by positions; a list is not: make it a collection or a tensor"),
+        ({"a": torch.zeros(3)}, "a dict is not"),
+        (TensorDict({"a": 1}), "a collection without batch dims has no rows: give it a batch size first"),
+    ],
+)
+def test_e6_data_without_rows_are_refused(data: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        Loader(data, 2)
+
+
 def test_e7_interrupt_ends_at_once_without_traces_of_threads() -> None:
     program = """
 import os, signal, sys, time, threading

@@ -54,7 +54,7 @@ def test_r1_row_that_was_overwritten_is_an_error() -> None:
     buffer = fill(ReplayBuffer(4), 6)
     with pytest.raises(IndexError, match="row 1 was overwritten: the buffer has the numbers from 2 to 5"):
         buffer[torch.tensor([5, 1])]
-    with pytest.raises(IndexError, match="row 6 was not written yet"):
+    with pytest.raises(IndexError, match="row 6 was not written"):
         buffer[6]
 
 
@@ -273,6 +273,19 @@ def test_r7_loaded_state_continues_with_the_same_draws(make: Any) -> None:
 def test_e6_wrong_argument_is_refused(make: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         make()
+
+
+def test_e6_key_of_slices_that_is_missing_is_refused() -> None:
+    with pytest.raises(KeyError, match="trai"):
+        ReplayBuffer(make_rows(0, 3), sampler=SliceSampler(2, traj_key="trai"))
+
+
+def test_storage_with_two_batch_dims_gives_numbers_of_rows() -> None:
+    buffer = ReplayBuffer(TensorDict({"a": torch.zeros(6, 3)}, [6, 3]))
+    buffer.extend(TensorDict({"a": torch.arange(8.0)[:, None].expand(8, 3).clone()}, [8, 3]))
+    batch = buffer.sample(5)
+    assert batch.batch_size == (5, 3)
+    assert batch["index"].equal(batch["a"].long())
 
 
 def test_r8_rows_of_an_extend_that_was_cut_off_stay_invalid(tmp_path: Path) -> None:

@@ -184,6 +184,16 @@ def test_v2_wrong_argument_of_slices_is_refused(options: Any, kind: type[Excepti
         Slices(make_episodes([5, 9, 3]), options.pop("slice_len", 3), **options)
 
 
+def test_v2_slices_of_rows_with_dims_have_a_mark_for_each_element() -> None:
+    data = TensorDict({"a": torch.zeros(10, 3)}, [10, 3])
+    batch = Slices(data, 2, ends=[10], pad=True)[[0, 9]]
+    assert batch.batch_size == (2, 2, 3)
+    assert batch["is_pad"][..., 0].tolist() == [[False, False], [False, True]]
+    assert len(Slices(data[:0], 2, ends=[])) == 0
+    with pytest.raises(KeyError, match="step"):
+        Slices(data, 2, traj_key="step")
+
+
 def test_v2_episodes_of_parts_are_found_by_key() -> None:
     data = make_episodes([5, 9, 3])
     both = Concat([data[:7], data[7:]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from td_core import is_tensor_collection
 from td_core.spi import make_reporter
 from td_core.typing import DeviceType, Progress
 
@@ -193,6 +194,10 @@ class Loader:
 
 def _check_view(data: Any) -> int | None:
     """Return the length of a view, or None if it has none; TypeError if the object cannot be indexed."""
+    if isinstance(data, (list, tuple, Mapping)) and not is_tensor_collection(data):
+        raise TypeError(
+            f"a view is indexed by positions; a {type(data).__name__} is not: make it a collection or a tensor"
+        )
     if not hasattr(type(data), "__getitem__"):
         raise TypeError(
             f"a view has len() and view[positions]; {type(data).__name__} cannot be indexed: prefetch() runs an iterator"
@@ -200,6 +205,10 @@ def _check_view(data: Any) -> int | None:
     try:
         return len(data)
     except TypeError:
+        if is_tensor_collection(data):
+            raise TypeError(
+                "a collection without batch dims has no rows: give it a batch size first"
+            ) from None
         return None
 
 

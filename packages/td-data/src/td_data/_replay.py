@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, is_tensor_collection, load, save
+from td_core import NO_DEFAULT, StructureError, TensorDict, is_tensor_collection, load, save
 from td_core import open as open_collection
 from td_core.spi import is_stored, row_buffers
 from td_core.typing import DeviceType
@@ -18,6 +18,7 @@ from ._order import make_generator, mix
 from ._ring_counters import RingCounters
 from ._ring_samplers import RingSampler
 from ._samplers import check_count, check_seed
+from ._views import set_entry
 
 
 class ReplayBuffer:
@@ -82,10 +83,22 @@ class ReplayBuffer:
     def _check_storage(self) -> None:
         leaves = [] if self.rows is None else self.rows.values(True, True)
         self._stored = [leaf for leaf in leaves if is_stored(leaf)]
-        if self.rows is not None and "index" in self.rows.keys():  # noqa: SIM118
+        if self.rows is None:
+            return
+        if "index" in self.rows.keys():  # noqa: SIM118
             raise ValueError(
                 "the storage has an entry 'index', which batches have for the numbers of their rows"
             )
+        if self._sampler.key is not None:
+            self.rows.get(self._sampler.key, NO_DEFAULT)
+        try:
+            set_entry(self.rows[:0], "index", torch.empty(0, dtype=torch.int64))
+        except (KeyError, AttributeError, StructureError):
+            name = type(self.rows).__name__
+            raise ValueError(
+                f"batches get an entry 'index', for which {name} has no field: declare one that may be None, or store "
+                "rows.to_tensordict()"
+            ) from None
 
     def __len__(self) -> int:
         """Return the number of rows that are there."""
@@ -115,7 +128,11 @@ class ReplayBuffer:
             if not len(rows):
                 return torch.empty(0, dtype=torch.int64)
             self.rows = rows[0].expand(self.capacity, *rows.batch_size[1:]).clone()
-            self._check_storage()
+            try:
+                self._check_storage()
+            except Exception:
+                self.rows = None
+                raise
         row_buffers.check_rows(self.rows, rows)
         counters, count = self._counters, len(rows)
         counters.claim()
@@ -164,9 +181,8 @@ class ReplayBuffer:
             oldest = counters.read()[0]
             if oldest <= low or int(numbers.min()) >= oldest:
                 break
-        batch["index"] = numbers
-        for key, value in extra.items():
-            batch[key] = value
+        for key, value in {"index": numbers, **extra}.items():
+            set_entry(batch, key, value)
         return batch
 
     def _gather(self, numbers: Tensor) -> Any:
@@ -209,7 +225,7 @@ class ReplayBuffer:
         wrong = (numbers < low) | (numbers >= high)
         if rows is None or bool(wrong.any()):
             number = int(numbers.flatten()[wrong.flatten()][0])
-            why = "was overwritten" if number < low else "was not written yet"
+            why = "was overwritten" if 0 <= number < low else "was not written"
             raise IndexError(f"row {number} {why}: the buffer has the numbers from {low} to {high - 1}")
         return rows[0] if not numbers.ndim else rows
 

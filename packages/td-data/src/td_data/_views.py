@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import StructureError, is_tensor_collection
+from td_core import NO_DEFAULT, StructureError, is_tensor_collection
 from td_core.spi import row_buffers
 from td_core.typing import NestedKey
 
@@ -113,8 +113,7 @@ class Concat(View):
         if len(batches) > 1:
             batch = batch[torch.cat(places).argsort()]
         if self.names is not None:
-            extra = batch.batch_size[1:]
-            batch["source"] = source.view(-1, *[1] * len(extra)).expand(-1, *extra).contiguous()
+            set_entry(batch, "source", source)
         return batch
 
     def at_epoch(self, epoch: int) -> Concat:
@@ -139,6 +138,14 @@ def _describe_form(view: Any) -> tuple[object, ...]:
     """Return what decides the batch size of the rows of a view."""
     own = type(view) if isinstance(view, (Slices, Packed)) else None
     return own, *(getattr(view, name, None) for name in ("slice_len", "seq_len", "_extra") if own)
+
+
+def set_entry(batch: Any, key: NestedKey, value: Tensor) -> None:
+    """Add an entry for the first batch dims of a batch, the same for all elements of further ones."""
+    more = len(batch.batch_size) - value.ndim
+    batch.set(
+        key, value.view(*value.shape, *[1] * more).expand(batch.batch_size).clone() if more > 0 else value
+    )
 
 
 def _find_rows(view: Any) -> Any:
@@ -218,7 +225,7 @@ class Slices(View):
     def _finish(self, batch: Any, rows: Tensor, is_pad: Tensor) -> Any:
         batch = batch.unflatten(0, rows.shape)
         if self._pad:
-            batch[self._pad_key] = is_pad
+            set_entry(batch, self._pad_key, is_pad)
         return batch
 
     def load_rows(self, positions: Tensor) -> Any:
@@ -251,6 +258,7 @@ class _LoadedSlices:
 
 def _check_ends(ends: Any, count: int, what: str) -> Tensor:
     result = torch.as_tensor(ends)
+    result = result if result.numel() else result.long()
     if result.dtype != torch.int64 or result.ndim != 1:
         raise TypeError(f"ends is a vector of int64; got {tuple(result.shape)} of {result.dtype}")
     if bool((result.diff(prepend=result.new_zeros(1)) <= 0).any()):
@@ -290,7 +298,9 @@ def find_episode_ends(values: Tensor, is_end: bool, before: Tensor | None) -> Te
 def _read_key(data: Any, key: NestedKey | None, start: int, stop: int) -> Tensor:
     if not isinstance(data, Concat):
         is_own = is_tensor_collection(data)
-        found: Tensor = data.get(key)[start:stop].clone() if is_own else data[torch.arange(start, stop)][key]
+        found: Tensor = (
+            data.get(key, NO_DEFAULT)[start:stop].clone() if is_own else data[torch.arange(start, stop)][key]
+        )
         return found
     parts, first = [], 0
     for part, length in zip(data.parts, data.lengths):
@@ -363,7 +373,8 @@ class Packed(View):
         sizes = self._ends[document] - self._starts[document]
         position = places - (self._stops[number] - sizes)
         batch = self.data[(self._starts[document] + position).flatten()].unflatten(0, places.shape)
-        batch["position"], batch["document"] = position, document
+        set_entry(batch, "position", position)
+        set_entry(batch, "document", document)
         return batch
 
     @staticmethod
