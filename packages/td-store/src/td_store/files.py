@@ -1,5 +1,6 @@
 """Files and directories that are complete or absent whenever the process is killed, the identity of files, and checksums.
 
+>>> from td_store.files import Checksum, NewFile
 >>> with NewFile("data.bin") as file:
 ...     file.write([b"abc"])
 >>> Checksum("crc32", [b"abc"]).hexdigest()
