@@ -76,7 +76,7 @@ def test_w3_killed_worker_is_an_error_and_its_batch_is_read_again(how: int, text
     start = time.monotonic()
     with pytest.raises(WorkerError, match=text):
         found.extend(batch["row"] for batch in loader)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 20  # torch looks after its workers every 5 seconds
     rows = loader.rows
     assert rows == 10 * len(found) <= 20
     assert torch.cat(found + take_rows(loader)).tolist() == list(range(60))

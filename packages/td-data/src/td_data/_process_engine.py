@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
@@ -50,6 +52,7 @@ class ProcessEngine:
         except Exception as error:
             self._name_unpicklable(reader, loader.multiprocessing_context)
             raise error
+        self._restore = weakref.finalize(self, _set_handler, _pause_handler())
 
     def _name_unpicklable(self, reader: Reader, context: Any) -> None:
         if context is None and get_context().get_start_method() == "fork":
@@ -72,7 +75,7 @@ class ProcessEngine:
             if self._errors:
                 raise Failure(None, self._errors[0]) from None
             return None
-        except RuntimeError as error:
+        except (RuntimeError, EOFError, OSError) as error:
             task = self._sent[0] if self._sent else None
             raise Failure(task, self._explain(error)) from error
         task = self._sent.popleft()
@@ -80,16 +83,20 @@ class ProcessEngine:
             raise Failure(task, value)
         return task, value
 
-    def _explain(self, error: RuntimeError) -> Exception:
+    def _explain(self, error: Exception) -> Exception:
         """Return the error of a worker that was killed, or that did not answer in time."""
         text = str(error)
         if "timed out" in text:
             return TimeoutError(f"no batch from a worker process: {text}")
         killed = re.search(r"killed by signal: (.*?)\.?\s", text + " ")
         workers = getattr(self._results, "_workers", ())
+        # A worker that dies while it sends a batch closes the connection first.
+        is_cut = isinstance(error, (EOFError, OSError))
+        for worker in workers if is_cut else ():
+            worker.join(1)
         codes = [code for worker in workers if (code := worker.exitcode)]
         names = [signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes]
-        if killed is None and not names and "exited unexpectedly" not in text:
+        if killed is None and not names and not is_cut and "exited unexpectedly" not in text:
             return error
         why = ", ".join(names) or (killed.group(1) if killed else "unknown")
         more = ""
@@ -107,6 +114,21 @@ class ProcessEngine:
         stop = getattr(results, "_shutdown_workers", None)
         if stop is not None:
             stop()
+        self._restore()
+
+
+def _pause_handler() -> Any:
+    """Take away torch's handler of SIGCHLD, which raises the death of a worker wherever the main thread is; return it."""
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        return None
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return handler
+
+
+def _set_handler(handler: Any) -> None:
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, handler)
 
 
 class _Sent(TorchSampler[Task]):
