@@ -133,7 +133,7 @@ def from_dict(
     torch.Size([3])
     """
     own = None
-    # Hot path: a type check is faster than isinstance with an abstract class.
+    # Hot path: most sources are dicts.
     if type(d) is not dict:
         own = d.batch_size if isinstance(d, Core) else None
         d = _entries("from_dict", d)

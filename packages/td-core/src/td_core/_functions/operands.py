@@ -53,10 +53,10 @@ def combine(
     levels: Walked = None
     operand, plain, is_single = other, True, True
     try:
-        # A type check is several times faster than isinstance with an abstract class.
+        # Hot path: most collections have the class of the node, and isinstance tries seven classes.
         if type(other) is not type(node) and isinstance(other, NUMBERS):
             operand = other.item() if isinstance(other, np.generic) else other
-        elif type(other) is type(node) or isinstance(other, Core):
+        elif isinstance(other, Core):
             size, is_single = None, False
             if default is not None or other.batch_size != node.batch_size:
                 node, other, size = _align(node, name, other, default)

@@ -126,7 +126,7 @@ class TensorDict(TensorDictBase):
             raise ValueError(
                 f"give the entries as a mapping or as keywords, not both; got keywords {list(kwargs)}"
             )
-        # Hot path: a type check is faster than isinstance with an abstract class.
+        # Hot path: most sources are dicts.
         if type(source) is dict:
             pass
         elif isinstance(source, Core) and has_entries(source):

@@ -132,8 +132,7 @@ class ConversionMixin(Core):
                     if convert_tensors:
                         out[key] = convert_tensor(self, child, convert_tensors)
                     continue
-                # Hot path: a type check is faster than isinstance with an abstract class.
-                if (type(child) is type(self) or isinstance(child, Core)) and not child._is_value:
+                if isinstance(child, Core) and not child._is_value:
                     if tolist_first and child.batch_size:
                         out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)
                     else:

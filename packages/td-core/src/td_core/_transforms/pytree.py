@@ -153,7 +153,7 @@ def encode_sizes(node: Core, children: list[Any]) -> tuple[object, ...]:
     level = None
     empty = []
     for position, child in enumerate(children):
-        # Hot path: a type check is faster than isinstance with an abstract class.
+        # Hot path: most children are plain.
         if type(child) in PLAIN:
             leaf = leaf or (position, child.ndim - ndim)
         elif not isinstance(child, Core):
@@ -233,7 +233,7 @@ def _leaf_of(node: object) -> object:
 
 def _get_shape(child: Any) -> tuple[object, ...] | None:
     """Return the shape of a leaf, the batch size of a node, or None for any other object."""
-    # Hot path: a type check is faster than isinstance with an abstract class.
+    # Hot path: most children are plain.
     if type(child) in PLAIN and not child.is_nested:
         shape: torch.Size = child.shape
         return shape

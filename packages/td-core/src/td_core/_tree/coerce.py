@@ -25,7 +25,7 @@ from .dim_names import lift_names
 from .keys import NON_STRING_KEY, unravel_key_below
 from .lists import check_devices, get_fields, has_tensors, join_uneven, list_error
 from .node import Child, Core, make_dense
-from .walks import expand
+from .walks import expand, has_entries
 
 GetContent = Callable[[object], "Mapping[Any, Any] | None"]
 
@@ -265,7 +265,7 @@ def _read_items(
 def _are_values(value: Any) -> bool:
     """Return True for an empty sequence, and for one with nodes of values or tensors that are stored as nodes."""
     return not value or any(
-        type(item) in WRAPPED or (isinstance(item, Core) and item._is_value) for item in value
+        type(item) in WRAPPED or (isinstance(item, Core) and not has_entries(item)) for item in value
     )
 
 

@@ -353,8 +353,7 @@ def _list_stores(node: Core, source: Any, below: list[tuple[Core, object]]) -> d
     if not schema.is_in_memory:
         return None
     fits = len(size) == 0
-    # A type check is several times faster than isinstance with an abstract class.
-    if type(source) is type(node) or isinstance(source, Core):
+    if isinstance(source, Core):
         fits = fits or source.batch_size == size
         source = None if source._is_value else source._children()
         if fits and type(source) is dict is type(left) and PLAIN.issuperset(map(type, source.values())):
