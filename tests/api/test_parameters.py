@@ -124,6 +124,11 @@ def _save_pickled(path: Path, names: dict[str, Any]) -> Path:
     return path
 
 
+def _save_checkpoint(path: Path, names: dict[str, Any]) -> Path:
+    names["L"].save({"state": names["flat"].clone(), "step": 3}, path)
+    return path
+
+
 def _save_coded(path: Path, names: dict[str, Any]) -> Path:
     names["odd"].memmap(path)
     return path
@@ -151,6 +156,7 @@ SAVES: dict[str, Callable[[Path, dict[str, Any]], Path]] = {
     "saved": _save,
     "changed": _save_changed,
     "pickled": _save_pickled,
+    "checkpoint": _save_checkpoint,
     "coded": _save_coded,
     "packed": _save_packed,
     "consolidated": _save_consolidated,

@@ -28,6 +28,7 @@ class NpzSerializer(Serializer):
 
     name = "npz"
     suffixes = (".npz",)
+    stores_kinds = True
 
     def save(self, data: TensorCollection, path: Path, *, compress: bool = False) -> TensorCollection:
         """Write a collection to one file, atomically: if writing fails, an old file is kept.

@@ -29,6 +29,7 @@ class SqliteFormat(Serializer):
 
     name = "sqlite"
     suffixes = (".sqlite",)
+    stores_kinds = True
 
     def save(self, data: TensorCollection, path: Path) -> TensorCollection:
         """Write a collection to one file, atomically: a reader sees the old file or the new one."""

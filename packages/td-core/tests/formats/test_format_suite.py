@@ -32,6 +32,7 @@ class Good(Serializer):
     """A correct format: one file of ``torch.save``, which is complete when it is renamed."""
 
     name = "good"
+    stores_kinds = True
     magic = b"GOOD"
 
     def save(self, data: Any, location: Path) -> Any:

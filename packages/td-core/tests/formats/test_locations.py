@@ -204,10 +204,19 @@ def test_save_suffix_of_two_formats_raises(data: TensorDict, tmp_path: Path, for
 @pytest.mark.parametrize("source", [{"a": torch.zeros(2)}, None, torch.zeros(2), [TensorDict()]])
 @pytest.mark.parametrize("operation", [td_core.save, td_core.create, td_core.append])
 def test_save_of_other_object_raises(operation: Any, source: object, tmp_path: Path) -> None:
-    hint = "; from_dict\\(\\) and from_pytree\\(\\) convert nested dicts" if isinstance(source, dict) else ""
-    message = f"{operation.__name__}\\(\\) takes a collection, such as a TensorDict; got {type(source).__name__}{hint}$"
-    with pytest.raises(TypeError, match=message):
-        operation(source, tmp_path / "x")
+    error: type[Exception] = TypeError
+    message = (
+        f"{operation.__name__}\\(\\) takes a collection, such as a TensorDict; got {type(source).__name__}"
+    )
+    if isinstance(source, dict):
+        message += "; from_dict\\(\\) and from_pytree\\(\\) convert nested dicts"
+    if operation is td_core.save:
+        message = message.replace("TensorDict;", "TensorDict, or a mapping;")
+        if isinstance(source, dict):
+            error = UnsupportedOperationError
+            message = "the format 'memory' stores collections, and has no place for a mapping with modules"
+    with pytest.raises(error, match=message + "$" if error is TypeError else message):
+        operation(source, tmp_path / "x.mem")
 
 
 def test_save_suffix_of_default_format_saves(data: TensorDict, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class Hdf5Format(Serializer):
     """
 
     name = "hdf5"
+    stores_kinds = True
     suffixes = (".h5", ".hdf5")
     locations = ("h5py.Group",)
     reads_stored_tensors = True

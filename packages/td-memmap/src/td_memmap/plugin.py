@@ -40,6 +40,7 @@ class DirectoryFormat(Serializer):
 
     name = "memmap"
     needs_path = False
+    stores_kinds = True
     suffixes = (".tdz",)
     reads_stored_tensors = True
     save = staticmethod(memmap)  # type: ignore[assignment]

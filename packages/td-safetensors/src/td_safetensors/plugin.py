@@ -21,6 +21,7 @@ class SafetensorsFormat(Serializer):
     """
 
     name = "safetensors"
+    stores_kinds = True
     suffixes = (".safetensors", ".safetensors.index.json")
     schemes = (
         "abfs", "adl", "az", "blockcache", "filecache", "ftp", "gcs", "github", "gs", "hdfs", "hf", "http", "https",

@@ -20,6 +20,7 @@ class ZarrFormat(Serializer):
     """
 
     name = "zarr"
+    stores_kinds = True
     suffixes = (".zarr", ".zarr.zip")
     schemes = (
         "abfs", "abfss", "adl", "az", "blockcache", "filecache", "ftp", "gcs", "gs", "hf", "http", "https", "memory", "oci",

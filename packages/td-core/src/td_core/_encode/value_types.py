@@ -9,7 +9,7 @@ import base64
 import math
 import os
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -316,6 +316,7 @@ _UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64, np.ulonglong)
 _NATURAL = [
     LeafSerializer("tuple", tuple, list, lambda value: tuple(_exactly(list, value))),
     LeafSerializer("OrderedDict", OrderedDict, dict, lambda value: OrderedDict(_exactly(dict, value))),
+    LeafSerializer("Counter", Counter, dict, lambda value: Counter(_exactly(dict, value))),
     LeafSerializer("torch.Size", torch.Size, list, _load_size),
     _scalar(np.bool_, bool, bool),
     # str() would drop trailing null characters, so call str.__str__.

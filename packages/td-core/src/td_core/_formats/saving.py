@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from .._encode.inspection import Report, Tree
 from .._tree.node import Core, CoreT
 from .._tree.stored_leaves import as_memory, is_stored
-from ..errors import CodecError, WorkerError
+from ..errors import UnsupportedOperationError
 from ..typing import NestedKey
-from .locations import Location, as_location, check_mode
+from .checkpoints import load_into, make_checkpoint
+from .locations import Location, as_location, check_mode, show_location
 from .serializers import SERIALIZERS, Serializer, check_options
+from .shards import save_together
 
 
-def save(data: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
-    """Save a collection.
+def save(
+    data: Core | Mapping[Any, object], path: Location | None, *, format: str | None = None, **options: object
+) -> Any:
+    """Save a collection, or a checkpoint: a mapping with modules, optimizers, collections, tensors and values.
 
     Args:
-        data: the collection.
+        data: the collection or the mapping. Of objects with a ``state_dict()``, such as modules, optimizers and schedulers, this
+            is saved. Dicts, lists, tuples, numbers and other values that need no pickle are kept as they are, and tensors
+            that are tied are saved once.
         path: a local path, or a URL or object that the format accepts; None only for formats that need none.
         format: name of a registered format. None selects the format of the suffix of ``path``, as of ``"x.h5"``, and
             ``"memmap"``, which is a directory, if no format has it.
         **options: options of the format.
 
     Returns:
-        The result of the format: ``data``, a collection mapped from the files, or a future.
+        The result of the format: ``data``, a collection mapped from the files, or a future. For a mapping ``data``, or a future.
 
     Raises:
+        CodecError: a value of a mapping cannot be stored without a pickle; the message has its key path, and nothing is written.
         FormatError: several formats have the suffix of ``path``, and ``format`` is None.
         MissingPluginError: the format is not registered.
-        TypeError: ``data`` is not a collection, the format has no such option, or does not accept the location.
+        TypeError: ``data`` is neither a collection nor a mapping, the format has no such option, or does not accept the location.
+        UnsupportedOperationError: ``data`` is a mapping, and the format stores collections only.
 
     >>> save(TensorDict(), "a.json", format="json")
     Traceback (most recent call last):
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    _check_collection("save", data)
+    if not isinstance(data, (Core, Mapping)):
+        raise _type_error("save", data, "a collection, such as a TensorDict, or a mapping")
     location = as_location(path)
     serializer = SERIALIZERS.for_saving(location, format)
+    if isinstance(data, Core):
+        return _save(data, location, serializer, options)
+    return _save_checkpoint(data, location, serializer, options)
+
+
+def _save_checkpoint(
+    data: Mapping[Any, object], location: Location, serializer: Serializer, options: dict[str, object]
+) -> Any:
+    if not serializer.stores_kinds:
+        raise UnsupportedOperationError(
+            f"the format {serializer.name!r} stores collections, and has no place for a mapping with modules "
+            "and values; from_dict() converts a nested dict of tensors"
+        )
+    node = make_checkpoint(data)
+    if options.get("return_early"):
+        # The next step of an optimizer writes into the tensors.
+        node = node._unflatten([leaf.clone() for leaf in node._leaves()])
+    result = _save(node, location, serializer, options)
+    return data if isinstance(result, Core) else result
+
+
+def _save(data: Core, location: Location, serializer: Serializer, options: dict[str, object]) -> Any:
     check_options(serializer, "save", options)
 
     def write(whole: Core) -> Any:
@@ -61,9 +88,11 @@ def _check_collection(operation: str, data: object) -> None:
     """Raise TypeError for data that is not a collection."""
     if not isinstance(data, Core):
         hint = "; from_dict() and from_pytree() convert nested dicts" if isinstance(data, Mapping) else ""
-        raise TypeError(
-            f"{operation}() takes a collection, such as a TensorDict; got {type(data).__name__}{hint}"
-        )
+        raise _type_error(operation, data, "a collection, such as a TensorDict", hint)
+
+
+def _type_error(operation: str, data: object, wanted: str, hint: str = "") -> TypeError:
+    return TypeError(f"{operation}() takes {wanted}; got {type(data).__name__}{hint}")
 
 
 def save_without_defaults(
@@ -83,26 +112,43 @@ def save_without_defaults(
     return saved
 
 
-def load(path: Location, *, format: str | None = None, **options: object) -> Any:
-    """Load a collection.
+def load(
+    path: Location,
+    *,
+    into: Mapping[Any, object] | None = None,
+    format: str | None = None,
+    **options: object,
+) -> Any:
+    """Load a collection, or a checkpoint: the mapping that was saved, with state dicts in place of the objects.
 
     Args:
         path: location of the save: a local path, or a URL or object that a format accepts.
+        into: for a checkpoint: objects by key, or mappings of them, whose ``load_state_dict`` is called with what was saved at
+            their keys. All keys and shapes are checked before the first call.
         format: name of a registered format; None selects the format that recognises ``path``.
         **options: options of the format.
 
+    Returns:
+        The collection; or the mapping, in memory, without what was loaded ``into`` objects. Tensors that were tied are tied.
+
     Raises:
+        CodecError: the parameters of an object in ``into`` are sharded.
         FileNotFoundError: ``path`` does not exist.
+        KeyMismatchError: a key of ``into``, or of the state of an object in it, is missing, or its state has an unexpected key.
         MissingPluginError: the format is not registered.
         FormatError: no registered format, or more than one, recognises ``path``.
-        TypeError: the format has no such option, or no format accepts the location.
+        StructureError: a shape differs from that of an object in ``into``, or the save is not a checkpoint.
+        TypeError: the format has no such option, no format accepts the location, or ``into`` has an object without
+            ``load_state_dict``.
 
     >>> load("missing.json", format="json")
     Traceback (most recent call last):
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    return load_as_class(None, path, format, options)
+    loaded = load_as_class(None, path, format, options)
+    result = loaded._as_loaded() if isinstance(loaded, Core) else loaded
+    return result if into is None else load_into(result, into, show_location(as_location(path)))
 
 
 def load_in_place(data: Core, path: Location, name: str | None, options: dict[str, object]) -> None:
@@ -270,55 +316,3 @@ def bind_options(
     if twice:
         raise TypeError(f"the option {', '.join(map(repr, sorted(twice)))} is given by position and by name")
     return {**options, **kwargs}
-
-
-def save_together(
-    data: Core, write: Callable[[Any], Any], read: Callable[[], Any] | None, early: object = False
-) -> Any:
-    """Call ``write(data)``. Gather sharded leaves first: on all ranks of their mesh, of which the first one writes.
-
-    The other ranks call ``read`` once the collection is saved, or raise WorkerError. With ``read=None``, every rank writes.
-    ``early``: ``write`` returns before it has written; raise ValueError if leaves are sharded.
-
-    >>> save_together(TensorDict({"a": 1}), print, None)
-    TensorDict(batch_size=[], fields={a: i64[]})
-    """
-    leaves = data._leaves()
-    shards = _list_shards(leaves)
-    if not shards:
-        return write(data)
-    if early:
-        raise ValueError("return_early=True: the ranks write sharded leaves together; save without it")
-    gathered = {id(shard): shard.full_tensor() for shard in shards}
-    whole = data._unflatten([gathered.get(id(leaf), leaf) for leaf in leaves])
-    if read is None:
-        return write(whole)
-    mesh = max((shard.device_mesh for shard in shards), key=lambda mesh: mesh.size())
-    writer = int(mesh.mesh.flatten()[0])
-    writes = torch.distributed.get_rank() == writer
-    failed = torch.ones((), device=mesh.device_type)
-    try:
-        result = write(whole) if writes else None
-        failed.zero_()
-    finally:
-        # A reduction along each dim of the mesh: no rank continues before the first one has written.
-        for dim in range(mesh.ndim):
-            torch.distributed.all_reduce(failed, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
-    if failed.item():
-        raise WorkerError(f"rank {writer} could not save the sharded leaves; its error says why")
-    return result if writes else read()
-
-
-def check_whole(leaf: Tensor) -> None:
-    """Raise CodecError if a leaf is sharded."""
-    if _list_shards([leaf]):
-        raise CodecError(
-            "a DTensor lies on several ranks: td_core.save(data, path, format=...), called on all of them, gathers it; or "
-            "store its full_tensor()"
-        )
-
-
-def _list_shards(leaves: list[Tensor]) -> list[Any]:
-    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
-    cls = getattr(module, "DTensor", None)
-    return [] if cls is None else [leaf for leaf in leaves if isinstance(leaf, cls)]

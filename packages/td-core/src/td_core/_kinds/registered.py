@@ -1,4 +1,4 @@
-"""The node kinds of core: how each format stores TensorDicts, lazy stacks and parameters.
+"""The node kinds of core: how each format stores TensorDicts, lazy stacks, parameters and checkpoints.
 
 The layouts of ``"memmap/1"`` and ``"consolidated/1"`` write metadata that tensordict reads, with its class names.
 Additional keys, which tensordict ignores, start with an underscore.
@@ -19,6 +19,7 @@ from .._tree.defaults import show_path
 from .._tree.dim_names import check_names, inherit_names
 from .._tree.node import Core
 from ..errors import BatchSizeError, FormatError
+from .checkpoint import Checkpoint
 from .lazy_stack import LazyStackedTensorDict
 from .parameters import TensorDictParams, get_roles, set_roles
 from .tensordict import TensorDict
@@ -206,6 +207,15 @@ def _params_to_directory(params: TensorDictParams) -> Record:
     return record
 
 
+def _flatten_checkpoint(node: Checkpoint) -> Record:
+    return Record.of(node, dict(node._children()), values={"treedef": node.treedef})
+
+
+def _unflatten_checkpoint(record: Record) -> Checkpoint:
+    treedef = record.values["treedef"]
+    return Checkpoint(_unflatten_dense(Record(record.meta, record.entries)), treedef)
+
+
 def _dense_to_buffer(td: TensorCollection) -> Record:
     device = None if td.device is None else str(td.device)
     meta = {
@@ -264,5 +274,6 @@ for _kind in (
         attributes=_attributes_of_params,
         select=_select_roles,
     ),
+    NodeKind("Checkpoint", Checkpoint, _flatten_checkpoint, _unflatten_checkpoint),
 ):
     KINDS.add(_kind)

@@ -156,6 +156,7 @@ class Core:
         named_apply: Callable[..., Any]
         requires_grad_: Callable[..., Self]
         select: Callable[..., Self]
+        state_dict: Callable[..., Mapping[str, object]]
         to: Callable[..., Self]
         to_dict: Callable[..., object]
         to_lazystack: Callable[..., Core]
@@ -252,6 +253,10 @@ class Core:
     def _get_writable(self, key: str) -> Child:
         """Return ``_get_child(key)``, wrapped so that entries set in it are converted as in this node."""
         return self._get_child(key)
+
+    def _as_loaded(self) -> Any:
+        """Return what ``load`` returns for this node: the nested dict of a checkpoint, otherwise the node itself."""
+        return self
 
     def _inner(self) -> Core:
         """Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself."""

@@ -20,7 +20,6 @@ from .._formats.saving import open as open_save
 from .._formats.serializers import SERIALIZERS, Serializer, list_options
 from .._kinds.tensordict import TensorDict
 from .._methods.collection import TensorDictBase
-from .._tree.node import Core
 from ..errors import CodecError, FormatError, TensorDictError
 from ..plugins.hookspecs import hookimpl
 from ..plugins.manager import installed
@@ -156,12 +155,12 @@ class SerializerTests:
         """Return the files of earlier versions that must load, with the expected collections. The default has none."""
         return {}
 
-    def _save(self, folder: Path, data: Core, name: str = "x", **options: object) -> Path:
+    def _save(self, folder: Path, data: Any, name: str = "x", **options: object) -> Path:
         path = folder / (name + self.suffix)
         save(data, path, format=self.serializer().name, **options)
         return path
 
-    def _load(self, path: Path, **options: object) -> Any:
+    def _load(self, path: Path, **options: Any) -> Any:
         return load(path, format=self.serializer().name, **options)
 
     def _require(self, operation: str, option: str | None = None) -> None:
@@ -199,6 +198,26 @@ class SerializerTests:
             holder.value = object()
             with pytest.raises(CodecError, match="no serializer is registered for its type"):
                 self._save(tmp_path, TensorDict({"x": holder}, [2]))
+
+    def test_checkpoint_comes_back(self, tmp_path: Path) -> None:
+        """A mapping is loaded as it was, with its values, and with the state dicts of its objects; a pickle is refused."""
+        if not self.serializer().stores_kinds:
+            pytest.skip("the format does not store all kinds")
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        rest = {"step": 3, 1: (None, True, 0.5), "td": TensorDict({"a": torch.ones(2)}, [2])}
+        path = self._save(tmp_path, {"model": model, "optimizer": optimizer, **rest})
+        found = self._load(path)
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        assert_same(found.pop("td"), rest.pop("td"))
+        torch.testing.assert_close(found, {**states, **rest}, rtol=0, atol=0)
+        other = torch.nn.Linear(2, 2)
+        assert self._load(path, into={"model": other}).keys() == {"optimizer", "td", *rest}
+        assert torch.equal(other.weight, model.weight)
+        with pytest.raises(CodecError, match=r"cannot save \['a'\]\[0\]: only a pickle could hold"):
+            self._save(tmp_path, {"a": [object()]}, "refused")
 
     def test_a_save_is_recognised(self, tmp_path: Path) -> None:
         """``detect`` recognises a save, so that ``load`` needs no argument ``format``."""
