@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import td_core
 from td_core import CodecError, TensorDict, append, load
 from td_core.testing import kill_after, kill_at_os_call, watch_os
 from td_hdf5 import save
@@ -33,6 +34,7 @@ def read_value(path: Path) -> int | None:
         found = load(path, format="hdf5")
     except FileNotFoundError:
         return None
+    found = TensorDict(found)  # of a checkpoint, too
     values = {int(value) for leaf in found.values(True, True) for value in leaf.flatten()}
     assert len(values) == 1, f"a mixture: {values}"
     (value,) = values
@@ -40,9 +42,10 @@ def read_value(path: Path) -> int | None:
     return value
 
 
+@pytest.mark.parametrize("as_checkpoint", [False, True], ids=["collection", "checkpoint"])
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
 def test_save_killed_at_any_call_leaves_complete_save(
-    over: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+    over: bool, as_checkpoint: bool, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if over:
         save(make_collection(1), path)
@@ -50,7 +53,9 @@ def test_save_killed_at_any_call_leaves_complete_save(
     for n in range(1000):
 
         def work() -> None:
-            save(make_collection(2), path, durable=True, checksums=True)
+            data = make_collection(2)
+            new = dict(data.items()) if as_checkpoint else data
+            td_core.save(new, path, format="hdf5", durable=True, checksums=True)
 
         killed = kill_at_os_call(work, n, _temporary_files)
         found = read_value(path)

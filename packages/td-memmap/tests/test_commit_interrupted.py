@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import TensorDict
+from td_core import TensorDict, save
 from td_core.errors import CodecError, FormatError
 from td_memmap import (
     _fs,
@@ -30,8 +30,9 @@ from td_memmap._commit import Staging
         lambda make_tree, prefix, archive: make_tree(2).memmap(prefix),
         lambda make_tree, prefix, archive: make_tree(2).memmap(prefix, num_threads=4),
         lambda make_tree, prefix, archive: unpack_memmap(archive, prefix),
+        lambda make_tree, prefix, archive: save(dict(make_tree(2).items()), prefix),
     ],
-    ids=["save", "threads", "unpack"],
+    ids=["save", "threads", "unpack", "checkpoint"],
 )
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
 def test_commit_killed_at_any_call_leaves_complete_save(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import td_core
 from td_core import CodecError, TensorDict, load
 from td_safetensors import save
 from td_store.files import NewFile
@@ -31,6 +32,7 @@ def read_value(path: Path) -> int | None:
         found = load(path, format="safetensors")
     except FileNotFoundError:
         return None
+    found = TensorDict(found)  # of a checkpoint, too
     values = {int(value) for leaf in found.values(True, True) for value in leaf.flatten()[:10]}
     assert len(values) == 1, f"a mixture: {values}"
     (value,) = values
@@ -46,12 +48,16 @@ def save_in_threads(value: int, path: Path) -> None:
     save(make_collection(value), path, num_threads=3)
 
 
+def save_checkpoint(value: int, path: Path) -> None:
+    td_core.save(dict(make_collection(value).items()), path, format="safetensors", durable=True)
+
+
 def save_shards(value: int, path: Path) -> None:
     save(make_collection(value), path, max_shard_size="100kB", durable=True)
 
 
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
-@pytest.mark.parametrize("work", [save_file, save_shards])
+@pytest.mark.parametrize("work", [save_file, save_checkpoint, save_shards])
 def test_save_ended_at_any_call_leaves_complete_save(
     work: Any, over: bool, tmp_path: Path, copy_at_calls: Any
 ) -> None:
@@ -77,7 +83,7 @@ def test_save_ended_at_any_call_leaves_complete_save(
 @pytest.mark.once
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
-@pytest.mark.parametrize("work", [save_in_threads])
+@pytest.mark.parametrize("work", [save_in_threads, save_checkpoint])
 def test_save_killed_at_any_call_leaves_complete_save(
     work: Any, over: bool, tmp_path: Path, kill_at_call: Any
 ) -> None:
@@ -115,7 +121,7 @@ def remove(path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["open", "pwritev", "fsync", "replace"])
-@pytest.mark.parametrize("work", [save_file, save_shards])
+@pytest.mark.parametrize("work", [save_file, save_checkpoint, save_shards])
 def test_save_failing_call_keeps_old_save(
     call: str, work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch_calls: Any
 ) -> None:
