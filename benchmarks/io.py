@@ -244,6 +244,22 @@ def rows_of(bench: Bench) -> None:
     bench.row("rows", "20 x 256 random rows", {**floor, **{name: random(x) for name, x in sources.items()}})
 
 
+def checkpoints(bench: Bench, name: str, layers: int, width: int) -> None:
+    """Measure the checkpoint of a model and its optimizer; the floor is torch.save or torch.load of the same dict."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)])
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, width)).sum().backward()
+    optimizer.step()
+    tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    td, floor = LIBRARIES["ours"], bench.path("floor")
+    write = {"floor": partial(torch.save, tree, floor)}
+    read: dict[str, Callable[[], Any]] = {"floor": partial(torch.load, floor)}
+    for what, suffix in (("directory", ""), ("archive", ".tdz"), ("safetensors file", ".safetensors")):
+        place = bench.path("checkpoint" + suffix)
+        bench.row(name, f"save to a {what}", {"ours": partial(td.save, tree, place), **write})
+        bench.row(name, f"load from a {what}", {"ours": partial(td.load, place), **read})
+
+
 def main() -> None:
     """Run the measurements that the arguments select."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -262,6 +278,9 @@ def main() -> None:
                 consolidated(bench, name, tree)
         if options.only in (None, "rows"):
             rows_of(bench)
+        for name, layers, width in (("small checkpoint", 100, 16), ("large checkpoint", 20, 1024)):
+            if options.only in (None, name):
+                checkpoints(bench, name, layers, width)
     if options.json:
         Path(options.json).write_text(json.dumps(bench.results, indent=1))
 
