@@ -30,6 +30,7 @@ def test_reference_has_docstring_of_every_hook():
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
     """Run the examples of the page, compare their output, and return the names that they define."""
+    pytest.importorskip("td_store")
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     test = doctest.DocTestParser().get_doctest(PAGE, {"__name__": "page"}, "plugins.md", None, 0)
     assert runner.run(test, clear_globs=False).failed == 0

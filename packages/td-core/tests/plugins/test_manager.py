@@ -349,33 +349,6 @@ def test_register_declared_method_replaces_declaration() -> None:
     assert not hasattr(TensorDict(), "is_consolidated")
 
 
-def all_gather_wrong_default(self: TensorDict, *, group: Any = 1) -> list[Any]:
-    return []
-
-
-def all_gather_wrong_name(self: TensorDict, *, pg: Any = None) -> list[Any]:
-    return []
-
-
-@pytest.mark.parametrize(
-    ("member", "got"),
-    [
-        (all_gather_wrong_default, "(self, *, group=1)"),
-        (all_gather_wrong_name, "(self, *, pg=None)"),
-        (classmethod(lambda self, *, group=None: []), "classmethod (self, *, group=None)"),
-    ],
-)
-def test_register_declared_method_wrong_signature_raises(member: Any, got: str) -> None:
-    if "all_gather" in vars(SiblingMethods):
-        pytest.skip("td-distributed is installed, so the method is provided")
-    with (
-        pytest.raises(PluginError) as caught,
-        installed(make_plugin(td_methods={"all_gather": member}), distribution="td-distributed"),
-    ):
-        pass
-    assert f"the method 'all_gather' is declared as (self, *, group=None); got {got}" in str(caught.value)
-
-
 @pytest.mark.parametrize("entry", [None, 3, np.ones(3), [1.0], {"a": torch.ones(3)}])
 @pytest.mark.parametrize("batch_size", [[], [3]])
 def test_set_coercer_returns_wrong_type_raises(entry: Any, batch_size: list[int]) -> None:
