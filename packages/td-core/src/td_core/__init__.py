@@ -33,7 +33,7 @@ with _pause_collector():
     from ._encode.value_codec import join as join_value
     from ._encode.value_codec import split as split_value
     from ._encode.value_types import LeafSerializer, enum_serializer
-    from ._formats.saving import append, create, inspect, load, save, verify
+    from ._formats.saving import append, create, inspect, verify
     from ._formats.saving import open as open  # noqa: A004  not in __all__: a star import must not hide the builtin function
     from ._formats.serializers import Serializer
     from ._functions.collation import collate
@@ -55,6 +55,7 @@ with _pause_collector():
     from ._kinds import first_class_dims as _first_class_dims  # noqa: F401
     from ._kinds import lazy_stack_pytree as _lazy_stack_pytree  # noqa: F401
     from ._kinds import registered as _registered  # noqa: F401
+    from ._kinds.checkpoint import load, save
     from ._kinds.lazy_stack import LazyStackedTensorDict
     from ._kinds.parameters import TensorDictParams
     from ._kinds.tensordict import TensorDict

@@ -10,8 +10,9 @@ from dataclasses import asdict
 
 from ._formats.command_line import run_command
 from ._formats.locations import as_location
-from ._formats.saving import inspect, load, save, verify
+from ._formats.saving import inspect, verify
 from ._formats.serializers import SERIALIZERS, list_options
+from ._kinds.checkpoint import load, save
 from .plugins.manager import plugins
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from td_core import CodecError, TensorDict
-from td_core._formats.checkpoints import load_into, make_checkpoint
 from td_core._formats.shards import check_whole, list_shards, save_together
+from td_core._kinds.checkpoint import load_into, make_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 
@@ -47,8 +47,8 @@ def test_save_together_gathers_shards(shard: Any) -> None:
 def test_save_together_gathers_shards_of_checkpoint(shard: Any) -> None:
     written: list[Any] = []
     save_together(make_checkpoint({"a": [shard, 3]}), written.append, lambda: None)
-    assert written[0]._as_loaded()["a"][1] == 3
-    assert type(written[0]._as_loaded()["a"][0]) is torch.Tensor
+    assert written[0].to_tree()["a"][1] == 3
+    assert type(written[0].to_tree()["a"][0]) is torch.Tensor
 
 
 def test_load_into_sharded_parameters_raises(shard: Any) -> None:
@@ -61,4 +61,4 @@ def test_load_into_sharded_parameters_raises(shard: Any) -> None:
             else make_checkpoint({"m": {"weight": torch.ones(2)}})
         )
         with pytest.raises(CodecError, match=r"\['m'\] cannot be loaded into sharded parameters"):
-            load_into(saved._as_loaded(), {"m": target}, "'x'")
+            load_into(saved.to_tree(), {"m": target}, "'x'")

@@ -8,69 +8,16 @@ from typing import Any
 from .._encode.inspection import Report, Tree
 from .._tree.node import Core, CoreT
 from .._tree.stored_leaves import as_memory, is_stored
-from ..errors import UnsupportedOperationError
 from ..typing import NestedKey
-from .checkpoints import load_into, make_checkpoint
-from .locations import Location, as_location, check_mode, show_location
+from .locations import Location, as_location, check_mode
 from .serializers import SERIALIZERS, Serializer, check_options
 from .shards import save_together
 
 
-def save(
-    data: Core | Mapping[Any, object], path: Location | None, *, format: str | None = None, **options: object
+def save_collection(
+    data: Core, location: Location, serializer: Serializer, options: dict[str, object]
 ) -> Any:
-    """Save a collection, or a checkpoint: a mapping with modules, optimizers, collections, tensors and values.
-
-    Args:
-        data: the collection or the mapping. Of objects with a ``state_dict()``, such as modules, optimizers and schedulers, this
-            is saved. Dicts, lists, tuples, numbers and other values that need no pickle are kept as they are, and tensors
-            that are tied are saved once.
-        path: a local path, or a URL or object that the format accepts; None only for formats that need none.
-        format: name of a registered format. None selects the format of the suffix of ``path``, as of ``"x.h5"``, and
-            ``"memmap"``, which is a directory, if no format has it.
-        **options: options of the format.
-
-    Returns:
-        The result of the format: ``data``, a collection mapped from the files, or a future. For a mapping ``data``, or a future.
-
-    Raises:
-        CodecError: a value of a mapping cannot be stored without a pickle; the message has its key path, and nothing is written.
-        FormatError: several formats have the suffix of ``path``, and ``format`` is None.
-        MissingPluginError: the format is not registered.
-        TypeError: ``data`` is neither a collection nor a mapping, the format has no such option, or does not accept the location.
-        UnsupportedOperationError: ``data`` is a mapping, and the format stores collections only.
-
-    >>> save(TensorDict(), "a.json", format="json")
-    Traceback (most recent call last):
-    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
-    ...
-    """
-    if not isinstance(data, (Core, Mapping)):
-        raise _type_error("save", data, "a collection, such as a TensorDict, or a mapping")
-    location = as_location(path)
-    serializer = SERIALIZERS.for_saving(location, format)
-    if isinstance(data, Core):
-        return _save(data, location, serializer, options)
-    return _save_checkpoint(data, location, serializer, options)
-
-
-def _save_checkpoint(
-    data: Mapping[Any, object], location: Location, serializer: Serializer, options: dict[str, object]
-) -> Any:
-    if not serializer.stores_kinds:
-        raise UnsupportedOperationError(
-            f"the format {serializer.name!r} stores collections, and has no place for a mapping with modules "
-            "and values; from_dict() converts a nested dict of tensors"
-        )
-    node = make_checkpoint(data)
-    if options.get("return_early"):
-        # The next step of an optimizer writes into the tensors.
-        node = node._unflatten([leaf.clone() for leaf in node._leaves()])
-    result = _save(node, location, serializer, options)
-    return data if isinstance(result, Core) else result
-
-
-def _save(data: Core, location: Location, serializer: Serializer, options: dict[str, object]) -> Any:
+    """Save a collection in a format, after a check of the options."""
     check_options(serializer, "save", options)
 
     def write(whole: Core) -> Any:
@@ -88,10 +35,11 @@ def _check_collection(operation: str, data: object) -> None:
     """Raise TypeError for data that is not a collection."""
     if not isinstance(data, Core):
         hint = "; from_dict() and from_pytree() convert nested dicts" if isinstance(data, Mapping) else ""
-        raise _type_error(operation, data, "a collection, such as a TensorDict", hint)
+        raise type_error(operation, data, "a collection, such as a TensorDict", hint)
 
 
-def _type_error(operation: str, data: object, wanted: str, hint: str = "") -> TypeError:
+def type_error(operation: str, data: object, wanted: str, hint: str = "") -> TypeError:
+    """Return the error for data that an operation cannot save."""
     return TypeError(f"{operation}() takes {wanted}; got {type(data).__name__}{hint}")
 
 
@@ -108,47 +56,9 @@ def save_without_defaults(
         for name, value in options.items()
         if name not in defaults or (value is not None and value != defaults[name])
     }
-    saved: CoreT = save(data, path, format=format, **given)
+    location = as_location(path)
+    saved: CoreT = save_collection(data, location, SERIALIZERS.for_saving(location, format), given)
     return saved
-
-
-def load(
-    path: Location,
-    *,
-    into: Mapping[Any, object] | None = None,
-    format: str | None = None,
-    **options: object,
-) -> Any:
-    """Load a collection, or a checkpoint: the mapping that was saved, with state dicts in place of the objects.
-
-    Args:
-        path: location of the save: a local path, or a URL or object that a format accepts.
-        into: for a checkpoint: objects by key, or mappings of them, whose ``load_state_dict`` is called with what was saved at
-            their keys. All keys and shapes are checked before the first call.
-        format: name of a registered format; None selects the format that recognises ``path``.
-        **options: options of the format.
-
-    Returns:
-        The collection; or the mapping, in memory, without what was loaded ``into`` objects. Tensors that were tied are tied.
-
-    Raises:
-        CodecError: the parameters of an object in ``into`` are sharded.
-        FileNotFoundError: ``path`` does not exist.
-        KeyMismatchError: a key of ``into``, or of the state of an object in it, is missing, or its state has an unexpected key.
-        MissingPluginError: the format is not registered.
-        FormatError: no registered format, or more than one, recognises ``path``.
-        StructureError: a shape differs from that of an object in ``into``, or the save is not a checkpoint.
-        TypeError: the format has no such option, no format accepts the location, or ``into`` has an object without
-            ``load_state_dict``.
-
-    >>> load("missing.json", format="json")
-    Traceback (most recent call last):
-    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
-    ...
-    """
-    loaded = load_as_class(None, path, format, options)
-    result = loaded._as_loaded() if isinstance(loaded, Core) else loaded
-    return result if into is None else load_into(result, into, show_location(as_location(path)))
 
 
 def load_in_place(data: Core, path: Location, name: str | None, options: dict[str, object]) -> None:

@@ -254,10 +254,6 @@ class Core:
         """Return ``_get_child(key)``, wrapped so that entries set in it are converted as in this node."""
         return self._get_child(key)
 
-    def _as_loaded(self) -> Any:
-        """Return what ``load`` returns for this node: the nested dict of a checkpoint, otherwise the node itself."""
-        return self
-
     def _inner(self) -> Core:
         """Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself."""
         return self

@@ -15,9 +15,10 @@ from .._encode.node_kinds import NodeKind, encode
 from .._encode.records import Record
 from .._encode.value_types import LeafSerializer
 from .._formats.locations import MODES, read_head
-from .._formats.saving import append, create, inspect, load, save, verify
+from .._formats.saving import append, create, inspect, verify
 from .._formats.saving import open as open_save
 from .._formats.serializers import SERIALIZERS, Serializer, list_options
+from .._kinds.checkpoint import load, save
 from .._kinds.tensordict import TensorDict
 from .._methods.collection import TensorDictBase
 from ..errors import CodecError, FormatError, TensorDictError
