@@ -21,10 +21,21 @@ from td_core import CodecError, LazyStackedTensorDict, TensorDict, TensorDictPar
 from td_core._encode.value_codec import is_same_value
 from td_core.testing import assert_same
 
-#: A path for each format, and for the archives of the default one.
-NAMES = ["save", "save.tdz", "save.safetensors", "save.h5", "save.zarr"]
+#: A path for each format, and for the archives of the default one, with the package of the format.
+PACKAGES = {
+    "save": "memmap",
+    "save.tdz": "memmap",
+    "save.safetensors": "safetensors",
+    "save.h5": "hdf5",
+    "save.zarr": "zarr",
+}
 
-pytestmark = pytest.mark.parametrize("name", NAMES)
+pytestmark = pytest.mark.parametrize("name", PACKAGES)
+
+
+@pytest.fixture(autouse=True)
+def _skip_missing_formats(name: str) -> None:
+    pytest.importorskip(f"td_{PACKAGES[name]}")
 
 
 class Net(nn.Module):
@@ -164,6 +175,7 @@ def test_checkpoint_of_any_tree_comes_back(tree: Any, name: str, tmp_path: Path)
 
 
 def test_checkpoint_keeps_collections(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("td_tensorclass")
     data = TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(3, 2)}}, [3], "cpu", names=["time"])
     tree = {
         "dense": data,
@@ -231,8 +243,7 @@ assert "td_tensorclass" not in sys.modules
 
 
 def test_checkpoint_needs_no_other_package(name: str, tmp_path: Path) -> None:
-    packages = {".h5": "hdf5", ".zarr": "zarr", ".safetensors": "safetensors"}
-    plugins = "store," + packages.get(Path(name).suffix, "memmap")
+    plugins = f"store,{PACKAGES[name]}"
     program = _PROGRAM.replace("PATH", repr(str(tmp_path / name)))
     done = subprocess.run(
         [sys.executable, "-c", program],
