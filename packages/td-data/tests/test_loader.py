@@ -385,14 +385,15 @@ def test_e6_data_without_rows_are_refused(data: Any, text: str) -> None:
 
 def test_e7_interrupt_ends_at_once_without_traces_of_threads() -> None:
     program = """
-import os, signal, sys, time, threading
+import os, signal, time
 from td_data import Loader
 class Slow:
     def __len__(self): return 100
     def __getitem__(self, positions):
+        if positions[0] == 8:
+            os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01 if positions[0] < 8 else 30)
         return positions
-threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     for batch in Loader(Slow(), 4, num_threads=2): pass
 except KeyboardInterrupt:
