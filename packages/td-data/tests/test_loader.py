@@ -387,6 +387,7 @@ def test_e7_interrupt_ends_at_once_without_traces_of_threads() -> None:
     program = """
 import os, signal, time
 from td_data import Loader
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 class Slow:
     def __len__(self): return 100
     def __getitem__(self, positions):
