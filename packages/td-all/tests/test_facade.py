@@ -12,9 +12,11 @@ from packaging.requirements import Requirement
 
 import td
 
-#: The packages that td-all requires; those of extras, which have a marker, keep their names to themselves.
+#: The packages that td-all requires; those of extras, which have a marker, and td-data keep their names to themselves.
 PACKAGES = [
-    wanted.name.replace("-", "_") for wanted in map(Requirement, requires("td-all")) if wanted.marker is None
+    wanted.name.replace("-", "_")
+    for wanted in map(Requirement, requires("td-all"))
+    if wanted.marker is None and wanted.name != "td-data"
 ]
 
 
@@ -23,6 +25,10 @@ def test_td_has_every_public_name(package):
     module = import_module(package)
     missing = [name for name in module.__all__ if not hasattr(td, name)]
     assert missing == []
+
+
+def test_names_of_data_are_those_of_its_package():
+    assert td.data is import_module("td_data")
 
 
 def test_name_in_two_packages_is_that_of_core():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from td_core import NO_DEFAULT, StructureError, TensorDict, is_tensor_collection, load, save
 from td_core import open as open_collection
-from td_core.spi import is_stored, row_buffers
+from td_core.spi import is_stored, parse_json, row_buffers
 from td_core.typing import DeviceType
 
 from ._order import make_generator, mix
@@ -306,7 +306,7 @@ class ReplayBuffer:
             device: device of rows that are in memory.
         """
         saved = load(path)
-        header = json.loads(bytes(saved["header"].tolist()))
+        header = parse_json(bytes(saved["header"].tolist()))
         rows = saved.get("rows", None)
         if storage is None and rows is None:
             if header["storage"] is None:
