@@ -7,7 +7,9 @@ import functools
 import inspect
 import os
 import re
+import socket
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +36,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 def device() -> torch.device:
     """Return the device under test: ``TD_TEST_DEVICE``, or the CPU."""
     return torch.device(os.environ.get("TD_TEST_DEVICE", "cpu"))
+
+
+@pytest.fixture(scope="session")
+def make_special() -> dict[str, Callable[[Path], object]]:
+    """Return functions that make what is neither a file nor a directory at a path, by its name."""
+
+    def make_socket(path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as end:
+            here = os.getcwd()
+            os.chdir(path.parent)  # the path of a socket has at most 107 bytes
+            try:
+                end.bind(path.name)
+            finally:
+                os.chdir(here)
+
+    return {
+        "pipe": os.mkfifo,
+        "socket": make_socket,
+        "device": lambda path: path.symlink_to("/dev/null"),
+        "link to a pipe": lambda path: (os.mkfifo(f"{path}-pipe"), path.symlink_to(f"{path}-pipe")),
+    }
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,30 +12,12 @@ import pytest
 from td_store.files import NewDirectory, NewFile
 
 
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as end:
-        here = os.getcwd()
-        os.chdir(path.parent)  # the path of a socket has at most 107 bytes
-        try:
-            end.bind(path.name)
-        finally:
-            os.chdir(here)
-
-
-#: What is no file, by its name: a function that makes it.
-SPECIAL: dict[str, Callable[[Path], object]] = {
-    "pipe": os.mkfifo,
-    "socket": make_socket,
-    "device": lambda path: path.symlink_to("/dev/null"),
-    "link to a pipe": lambda path: (os.mkfifo(f"{path}-pipe"), path.symlink_to(f"{path}-pipe")),
-}
-KINDS = pytest.mark.parametrize("kind", SPECIAL)
-
-
-@KINDS
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
 @pytest.mark.parametrize("new", [NewFile, NewDirectory])
-def test_save_over_a_special_file_raises(kind: str, new: type, tmp_path: Path) -> None:
-    SPECIAL[kind](tmp_path / "x")
+def test_save_over_a_special_file_raises(
+    kind: str, new: type, make_special: Mapping[str, Callable[[Path], object]], tmp_path: Path
+) -> None:
+    make_special[kind](tmp_path / "x")
     before = sorted(os.listdir(tmp_path))
     mode = os.stat(tmp_path / "x").st_mode
     with pytest.raises(FileExistsError, match="cannot save over what is not a file or directory"):

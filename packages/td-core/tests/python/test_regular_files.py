@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,30 +12,12 @@ from td_core.errors import FormatError
 from td_core.spi import check_regular, open_regular
 
 
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as end:
-        here = os.getcwd()
-        os.chdir(path.parent)  # the path of a socket has at most 107 bytes
-        try:
-            end.bind(path.name)
-        finally:
-            os.chdir(here)
-
-
-#: What is no file, by its name: a function that makes it.
-SPECIAL: dict[str, Callable[[Path], object]] = {
-    "pipe": os.mkfifo,
-    "socket": make_socket,
-    "device": lambda path: path.symlink_to("/dev/null"),
-    "link to a pipe": lambda path: (os.mkfifo(f"{path}-pipe"), path.symlink_to(f"{path}-pipe")),
-}
-KINDS = pytest.mark.parametrize("kind", SPECIAL)
-
-
-@KINDS
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
 @pytest.mark.parametrize("write", [False, True])
-def test_open_regular_of_a_special_file_raises(kind: str, write: bool, tmp_path: Path) -> None:
-    SPECIAL[kind](tmp_path / "x")
+def test_open_regular_of_a_special_file_raises(
+    kind: str, write: bool, make_special: Mapping[str, Callable[[Path], object]], tmp_path: Path
+) -> None:
+    make_special[kind](tmp_path / "x")
     opened = os.listdir("/dev/fd")
     for call in (lambda: open_regular(tmp_path / "x", write), lambda: check_regular(tmp_path / "x")):
         with pytest.raises(FormatError, match="cannot open .*x: it is not a regular file"):

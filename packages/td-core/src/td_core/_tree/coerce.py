@@ -249,9 +249,7 @@ def _read_items(
         return None
     if PLAIN.issuperset(map(type, value)) and value:  # hot path: the cost of a list of 100,000 tensors
         return join_uneven(value, path)
-    if _are_values(value):
-        return None
-    if not has_tensors(value):
+    if _are_values(value) or not has_tensors(value):
         return None
     fields = [_get_node_content(item) for item in value]
     if any(item is None for item in fields):
