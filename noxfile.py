@@ -33,6 +33,7 @@ LATER: tuple[str, ...] = (
     "td-data",
     "td-safetensors",
     "td-hdf5",
+    "td-arrow",
 )  # installed alone with td-core, and with everything
 if sys.version_info >= (3, 11):  # as zarr
     LATER = (*LATER, "td-zarr")
@@ -61,7 +62,7 @@ MATRIX = [
 ]
 
 BASE = (
-    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "safetensors", "h5py",
+    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "safetensors", "h5py", "pyarrow",
     "zarr; python_version >= '3.11'", "hatchling", "pip>=22.3",
 )  # fmt: skip
 WORKERS = 2
@@ -335,6 +336,17 @@ def stores(session: nox.Session) -> None:
     )
     folders = [f"packages/{name}/tests" for name in ("td-zarr", "td-hdf5", "td-safetensors")]
     environment.pytest(*folders, *session.posargs)
+
+
+@nox.session(venv_params=BARE)
+def tables(session: nox.Session) -> None:
+    """Exchange tables with other programs: pandas, polars, duckdb, Hugging Face datasets."""
+    environment = Environment(
+        session,
+        (CORE, STORE, "td-tensorclass", "td-arrow"),
+        extra=("pandas", "polars", "duckdb", "datasets"),
+    )
+    environment.pytest("packages/td-arrow/tests", *session.posargs)
 
 
 @nox.session(venv_params=BARE)

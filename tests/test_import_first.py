@@ -50,6 +50,7 @@ NAMES = {
     "td_safetensors": "load",
     "td_zarr": "__version__",
     "td_hdf5": "load",
+    "td_arrow": "__version__",
     "td": "TensorDict",
 }
 

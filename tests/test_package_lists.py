@@ -20,7 +20,7 @@ CORE, ALL = "td-core", "td-all"
 PARTS = MODULES.keys() - {ALL}
 SIBLINGS = PARTS - {CORE}
 #: Packages of file formats, which only extras of td-all install and which `td` does not import.
-STORES = {"td-hdf5", "td-safetensors", "td-zarr"}
+STORES = {"td-arrow", "td-hdf5", "td-safetensors", "td-zarr"}
 #: Packages that `td` has as a module, under a name of its own.
 MODULES_OF_TD = {"td-data"}
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]

@@ -49,6 +49,7 @@ FIRST_PARTY: dict[str, tuple[str, ...]] = {
     "td-safetensors": ("td-store",),
     "td-zarr": ("td-store",),
     "td-hdf5": ("td-store",),
+    "td-arrow": ("td-store",),
 }
 
 _PROVIDER = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==([A-Za-z0-9.+!_\-]*)\Z")

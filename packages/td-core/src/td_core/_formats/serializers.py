@@ -31,6 +31,8 @@ FIRST_PARTY_FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
     "safetensors": ("td-safetensors", (".safetensors", ".safetensors.index.json")),
     "hdf5": ("td-hdf5", (".h5", ".hdf5")),
     "zarr": ("td-zarr", (".zarr", ".zarr.zip")),
+    "parquet": ("td-arrow", (".parquet", ".pq")),
+    "arrow": ("td-arrow", (".arrow", ".feather", ".ipc")),
 }
 
 
