@@ -173,6 +173,15 @@ class TestAttributes:
             _ = point.color
         assert not hasattr(point, "color")
 
+    def test_hasattr_method_of_protocol_without_its_package_is_false(
+        self, declare: Any, decorated: bool
+    ) -> None:
+        point = declare({"x": Tensor}, decorated)(torch.zeros(1))
+        if not hasattr(TensorDict(), "__arrow_c_stream__"):  # td-arrow is not installed
+            for owner in (point, type(point)):
+                assert not hasattr(owner, "__arrow_c_stream__")
+                assert inspect.getattr_static(owner, "__arrow_c_stream__", None) is None
+
     def test_getattr_failing_property_keeps_its_message(self, declare: Any, decorated: bool) -> None:
         body = {"bad": property(lambda self: self.x.nothing)}
         point = declare({"x": Tensor}, decorated, body)(torch.zeros(1))

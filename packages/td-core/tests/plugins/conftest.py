@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from td_core import MissingPluginError
-from td_core.plugins.placeholders import METHODS
+from td_core.plugins.placeholders import METHODS, PROTOCOLS
 from td_core.plugins.siblings import SiblingMethods
 
 
@@ -16,7 +16,8 @@ def no_sibling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Remove every provided method during a test, if the siblings are installed."""
     for package in METHODS.values():
         monkeypatch.delitem(MissingPluginError.unavailable, package, raising=False)
-    provided = {name: vars(SiblingMethods)[name] for name in METHODS if name in vars(SiblingMethods)}
+    names = {*METHODS, *PROTOCOLS} & vars(SiblingMethods).keys()
+    provided = {name: vars(SiblingMethods)[name] for name in names}
     for name in provided:
         delattr(SiblingMethods, name)
     yield

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from td_core import TensorDict
+from td_core import TensorDict, TensorDictParams, lazy_stack
+from td_core._kinds.checkpoint import Checkpoint
 from td_core.errors import PluginError
-from td_core.plugins.placeholders import METHODS, Placeholder
+from td_core.plugins.placeholders import METHODS, PROTOCOLS, Placeholder
 from td_core.plugins.siblings import SiblingMethods, attach, detach
 
 pytestmark = pytest.mark.usefixtures("no_sibling")
@@ -68,6 +70,8 @@ def test_attach_adds_member_to_every_collection(member: Any, use: Any, expected:
         ("shine", "text", "the method 'shine' is a str; it must be a function, classmethod, staticmethod or property"),
         ("stack_dim", shine, "the method name 'stack_dim' would shadow LazyStackedTensorDict.stack_dim"),
         ("memmap", shine, "the method 'memmap' is declared for the package 'td-memmap' alone"),
+        ("__len__", shine, "the method name '__len__' is not a public Python identifier"),
+        ("__arrow_c_stream__", shine, "the method '__arrow_c_stream__' is declared for the package 'td-arrow' alone"),
     ],
 )  # fmt: skip
 def test_attach_refused_member_raises(name: str, member: Any, message: str) -> None:
@@ -85,3 +89,20 @@ def test_attach_declared_method_twice_raises(attached: list[str]) -> None:
     attached.append("is_consolidated")
     with pytest.raises(PluginError, match="^the method 'is_consolidated' is already provided$"):
         attach("is_consolidated", is_consolidated, "td-distributed")
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_method_of_protocol_exists_with_its_package_alone(name: str, attached: list[str]) -> None:
+    kinds = [
+        TensorDict({"a": 1}),
+        TensorDictParams(TensorDict({"a": 1.0})),
+        lazy_stack([TensorDict({"a": 1})]),
+        Checkpoint(TensorDict({"a": 1}), None),
+    ]
+    for kind in kinds:
+        assert not hasattr(kind, name)
+        assert name not in dir(kind)
+        assert inspect.getattr_static(kind, name, None) is None
+    attach(name, shine, PROTOCOLS[name])
+    attached.append(name)
+    assert [getattr(kind, name)(3) for kind in kinds] == ["***"] * len(kinds)

@@ -6,7 +6,7 @@ import torch
 
 from ..errors import MissingPluginError
 
-__all__ = ["METHODS", "PROPERTIES", "PROVIDED", "Placeholder"]
+__all__ = ["METHODS", "PROPERTIES", "PROTOCOLS", "PROVIDED", "Placeholder"]
 
 #: The methods that each package provides; ``methods.pyi`` has their signatures.
 PROVIDED = {
@@ -26,6 +26,9 @@ PROVIDED = {
     "td-hdf5": ("to_h5", "from_h5"),
     "td-zarr": ("to_zarr", "from_zarr"),
 }  # fmt: skip
+#: The methods that other libraries look for, and their packages. They have no placeholder, so that no collection has the
+#: attribute without the package.
+PROTOCOLS = {"__arrow_c_stream__": "td-arrow", "__arrow_c_array__": "td-arrow"}
 #: The methods that are properties.
 PROPERTIES = frozenset(["saved_path"])
 #: The package of each method.

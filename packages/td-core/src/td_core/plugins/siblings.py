@@ -12,9 +12,12 @@ from collections.abc import Iterator
 
 from ..errors import PluginError
 from .methods import DeclaredMethods
-from .placeholders import METHODS
+from .placeholders import METHODS, PROTOCOLS
 
 __all__ = ["SiblingMethods", "attach", "detach"]
+
+#: The package of each declared method.
+_OWNERS = {**METHODS, **PROTOCOLS}
 
 
 class SiblingMethods(DeclaredMethods):
@@ -28,7 +31,7 @@ def attach(name: str, member: object, distribution: str) -> None:
 
     Raises PluginError if the name is not public, shadows a member, or is one of another package.
     """
-    if name in METHODS:
+    if name in _OWNERS:
         _check_provided(name, distribution)
     else:
         _check_new(name, member)
@@ -41,8 +44,8 @@ def detach(name: str) -> None:
 
 
 def _check_provided(name: str, distribution: str) -> None:
-    if distribution != METHODS[name]:
-        raise PluginError(f"the method {name!r} is declared for the package {METHODS[name]!r} alone")
+    if distribution != _OWNERS[name]:
+        raise PluginError(f"the method {name!r} is declared for the package {_OWNERS[name]!r} alone")
     if name in vars(SiblingMethods):
         raise PluginError(f"the method {name!r} is already provided")
 
