@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import json
 import pickle
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from td_core import (
+    Encoded,
     Layout,
     NodeKind,
     Record,
@@ -30,6 +32,7 @@ from td_core._encode.node_kinds import (
     user_class,
 )
 from td_core.errors import PluginError, StructureError
+from td_core.spi import dump_table, load_table
 
 
 class Foreign(TensorDict):
@@ -340,3 +343,105 @@ def test_reduce_classes_replaces_classes_that_copyreg_reduces(monkeypatch: pytes
     places = {cls: position for position, cls in encoded.classes.items()}
     assert reduced[places[Below]] is Below
     assert pickle.loads(pickle.dumps(reduced[places[made]])) == "Made"
+
+
+#: A collection with two rows or more, and by key path of a leaf what ``row_axes`` returns for it.
+ROW_AXES: dict[str, tuple[Any, dict[tuple[str, ...], Any]]] = {
+    "flat": (TensorDict({"a": torch.zeros(2, 3)}, [2]), {("a",): (1, None)}),
+    "no batch dims": (TensorDict({"a": torch.zeros(2, 3)}), {("a",): (0, None)}),
+    "longer below": (
+        TensorDict({"n": TensorDict({"a": torch.zeros(2, 3)}, [2, 3])}, [2]),
+        {("n", "a"): (1, None)},
+    ),
+    "two dims": (
+        TensorDict({"n": {"a": torch.zeros(2, 3)}, "b": torch.zeros(2, 3, 4)}, [2, 3]),
+        {("n", "a"): (2, None), ("b",): (2, None)},
+    ),
+    "rows of a stack": (
+        lazy_stack([TensorDict({"a": torch.zeros(n)}) for n in (2, 3)]),
+        {("0", "a"): (0, 0), ("1", "a"): (0, 1)},
+    ),
+    "rows of a stack of two dims": (
+        lazy_stack([TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (2, 3)]),
+        {("0", "a"): (1, 0), ("1", "a"): (1, 1)},
+    ),
+    "another stack dim": (
+        lazy_stack([TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (2, 3)], 1),
+        {("0", "a"): (1, None), ("1", "a"): (1, None)},
+    ),
+    "an uneven dim": (
+        lazy_stack([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]),
+        {("0", "a"): (0, 0), ("1", "a"): (0, 1)},
+    ),
+    "stack below": (
+        TensorDict({"n": lazy_stack([TensorDict({"a": torch.zeros(n)}) for n in (2, 3)])}, [2]),
+        {("n", "0", "a"): (0, 0), ("n", "1", "a"): (0, 1)},
+    ),
+    "stack along a dim of its own": (
+        TensorDict({"n": lazy_stack([TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (2, 3)], 1)}, [2]),
+        {("n", "0", "a"): (1, None), ("n", "1", "a"): (1, None)},
+    ),
+    "stack of stacks": (
+        lazy_stack([lazy_stack([TensorDict({"a": torch.zeros(n)}) for n in (2, 3)])] * 2),
+        {(i, j, "a"): (0, int(i)) for i in "01" for j in "01"},
+    ),
+    "parameters": (
+        TensorDictParams(TensorDict({"a": torch.zeros(2, 3)}, [2])),
+        {("params", "a"): (1, None)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROW_AXES)
+def test_row_axes_are_those_of_each_leaf(name: str) -> None:
+    data, expected = ROW_AXES[name]
+    encoded = encode(data)
+    assert dict(zip(encoded.leaf_paths(), encoded.row_axes(), strict=True)) == expected
+    without_nodes = load_table(json.loads(json.dumps(dump_table(encoded, encoded.leaf_paths()))), "x")
+    assert without_nodes.row_axes() == encoded.row_axes()
+    for leaf, found in zip(encoded.leaves, encoded.row_axes(), strict=True):
+        dims, row = found or (0, None)
+        part = data.batch_size if row is None else data.batch_size[1:]
+        assert part[:dims] == leaf.shape[:dims]
+
+
+def test_row_axes_of_other_kinds_need_their_batch_size(provide: Any) -> None:
+    kind = NodeKind("test.Foreign", Foreign, lambda node: Record({}, dict(node._children())), str)
+    with provide(kind):
+        data = TensorDict({"a": torch.zeros(2), "f": Foreign({"b": torch.zeros(2)}, [2])}, [2])
+        encoded = encode(data)
+    assert dict(zip(encoded.leaf_paths(), encoded.row_axes(), strict=True)) == {
+        ("a",): (1, None),
+        ("f", "b"): None,
+    }
+
+
+def read_batch_sizes(table: Encoded) -> list[Any]:
+    return [row["meta"].get("batch_size") for row in table.nodes]
+
+
+def test_with_rows_replaces_size_of_rows_alone() -> None:
+    inner = TensorDict({"a": torch.zeros(2, 2)}, [2, 2])
+    data = TensorDict({"n": inner, "s": lazy_stack([TensorDict({}, [2])] * 2, 1)}, [2])
+    table = encode(data)
+    assert read_batch_sizes(table.with_rows(7)) == [[7], [7, 2], None, [7], [7]]
+    assert read_batch_sizes(table) == [[2], [2, 2], None, [2], [2]]
+    assert table.with_rows(7).leaves == table.leaves
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (TensorDict({"a": 1}), "^a collection without batch dims has no rows; got 3 rows$"),
+        (lazy_stack([TensorDict({"a": 1})] * 2), "has a node for each row: 2 rows cannot become 3$"),
+    ],
+    ids=["no batch dims", "stack"],
+)
+def test_with_rows_of_collection_without_rows_raises(data: Any, message: str) -> None:
+    with pytest.raises(StructureError, match=message):
+        encode(data).with_rows(3)
+
+
+def test_with_rows_of_stack_keeps_its_number() -> None:
+    table = encode(lazy_stack([TensorDict({"a": torch.zeros(2)}, [2])] * 2))
+    assert read_batch_sizes(table.with_rows(2)) == read_batch_sizes(table) == [None, [2], [2]]

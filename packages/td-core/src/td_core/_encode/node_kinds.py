@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, takewhile
 from operator import attrgetter
 from types import MemberDescriptorType
 from typing import Any
@@ -252,6 +252,9 @@ def _check_kind(kind: NodeKind) -> None:
 
 KINDS = NodeKinds()
 
+#: Tag of the kind whose members are stacked.
+_LAZY = "LazyStackedTensorDict"
+
 #: Function from a node, its record and the row of its parent to the record that a format stores, or to None.
 Convert = Callable[[Any, Record, Row], "Record | None"]
 
@@ -323,6 +326,90 @@ class Encoded:
         ([('0', 'a'), ('1', 'a')], [('a',), ('a',)])
         """
         return self._list_paths(members)[1]
+
+    def row_axes(self) -> list[tuple[int, int | None] | None]:
+        """Return for each leaf how many of its leading dims are batch dims of the root, and the row that it is a part of.
+
+        The row is the position of its member in a lazy stack along the first batch dim, so that the dims are those after the
+        first; otherwise None. The result has None for a leaf without rows: an unbatched tensor, and a leaf of a kind whose
+        header has no ``batch_size``.
+
+        >>> from td_core import lazy_stack
+        >>> encode(TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3])).row_axes()
+        [(1, None)]
+        >>> sorted(encode(lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 2})])).row_axes())
+        [(0, 0), (0, 1)]
+        """
+        sizes = self._list_batch_sizes()
+        batch = sizes[0] or []
+        result: list[tuple[int, int | None] | None] = [None] * len(self.leaves)
+        for row, size, (count, member) in zip(self.nodes, sizes, self._list_rows(len(batch))):
+            if "batch_size" not in row["meta"]:
+                continue
+            own = batch[:count] if member is None else batch[1 : count + 1]
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, size or ())))
+            for _, ref in row["entries"]:
+                if isinstance(ref, list) and (shared or not batch or member is not None):
+                    result[ref[0]] = shared, member
+        return result
+
+    def with_rows(self, count: int) -> Encoded:
+        """Return a table of a collection with another size of the first batch dim; leaves and values are the same.
+
+        Raises:
+            StructureError: the collection has no batch dims, or has a node for each row, in a lazy stack along the first dim.
+
+        >>> table = encode(TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])).with_rows(5)
+        >>> [row["meta"]["batch_size"] for row in table.nodes]
+        [[5], [5]]
+        """
+        batch = self._list_batch_sizes()[0]
+        if not batch:
+            raise StructureError(f"a collection without batch dims has no rows; got {count} rows")
+        nodes = [{**row, "meta": dict(row["meta"])} for row in self.nodes]
+        for row, (dims, member) in zip(nodes, self._list_rows(len(batch))):
+            if row["kind"] == _LAZY and row["meta"]["stack_dim"] == 0 and (dims and member is None):
+                if len(row["members"]) != count:
+                    raise StructureError(
+                        f"a lazy stack along the first batch dim has a node for each row: {len(row['members'])} rows "
+                        f"cannot become {count}"
+                    )
+            for name in ("batch_size", "stands_for"):
+                size = row["meta"].get(name)
+                if dims and member is None and size and size[0] == batch[0]:
+                    row["meta"][name] = [count, *size[1:]]
+        return replace(self, nodes=nodes, objects=[])
+
+    def _list_batch_sizes(self) -> list[list[int] | None]:
+        """Return the batch size of each node, with -1 for uneven dims; None where the table does not have it."""
+        result: list[list[int] | None] = [row["meta"].get("batch_size") for row in self.nodes]
+        for position in range(len(result) - 1, -1, -1):  # children follow their parent
+            row = self.nodes[position]
+            below = [result[ref] for _, ref in row["members"]]
+            if result[position] is None and below and below[0] is not None:
+                shared = [
+                    sizes[0] if len({*sizes}) == 1 else -1 for sizes in zip(*(each or () for each in below))
+                ]
+                if row["kind"] == _LAZY:
+                    shared.insert(row["meta"]["stack_dim"], len(below))
+                result[position] = shared
+        return result
+
+    def _list_rows(self, batch_dims: int) -> list[tuple[int, int | None]]:
+        """Return for each node how many batch dims of the root its batch can begin with, and the row that it is a part of."""
+        result: list[tuple[int, int | None]] = [(batch_dims, None)] * len(self.nodes)
+        for position, row in enumerate(self.nodes):  # a parent precedes its children
+            for _, ref in row["entries"]:
+                if isinstance(ref, int):
+                    result[ref] = result[position]
+            count, member = result[position]
+            dim = row["meta"]["stack_dim"] if row["kind"] == _LAZY else count
+            for number, (_, ref) in enumerate(row["members"]):
+                if dim >= count:
+                    result[ref] = count, member
+                else:
+                    result[ref] = (count - 1, number) if dim == 0 and member is None else (dim, member)
+        return result
 
     def _list_paths(self, members: bool) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         nodes: list[tuple[str, ...]] = [()] * len(self.nodes)
