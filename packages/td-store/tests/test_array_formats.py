@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import CodecError, FormatError, TensorDict, lazy_stack
+from td_core import CodecError, FormatError, TensorDict, encode, lazy_stack
 from td_core.spi import STORABLE, load_table, select_keys
 from td_store.arrays import (
     ArrayPlan,
     build_collection,
     compute_check,
+    find_stacks,
     get_stored,
     list_names,
     make_array_plan,
@@ -170,3 +171,64 @@ def test_check_depends_on_names_and_shapes() -> None:
     first = compute_check([("a", [2]), ("b", [3])])
     assert first == compute_check([("b", (3,)), ("a", (2,))])
     assert len({first, compute_check([("a", [3]), ("b", [2])]), compute_check([("a", [2])])}) == 3
+
+
+def stack_leaves(*leaves: dict[str, Any]) -> Any:
+    return lazy_stack([TensorDict(each) for each in leaves])
+
+
+#: Members of a lazy stack, the leaves that its stacks have by key with ``uneven``, and whether they are stacked without it.
+STACKS: dict[str, tuple[Any, dict[tuple[str, ...], list[int]] | None, bool]] = {
+    "even": (stack_leaves({"a": torch.zeros(2)}, {"a": torch.ones(2)}), {("a",): [0, 1]}, True),
+    "uneven": (stack_leaves({"a": torch.zeros(2)}, {"a": torch.ones(3)}), {("a",): [0, 1]}, False),
+    "nested": (
+        stack_leaves({"n": {"a": torch.zeros(2)}}, {"n": {"a": torch.ones(3)}}),
+        {("n", "a"): [0, 1]},
+        False,
+    ),
+    "missing key": (
+        stack_leaves({"a": torch.zeros(2)}, {"b": torch.ones(3)}, {"b": torch.ones(2), "a": torch.ones(1)}),
+        {("a",): [0, 2], ("b",): [1, 2]},
+        False,
+    ),
+    "order of keys": (
+        stack_leaves({"a": torch.zeros(2), "b": torch.zeros(1)}, {"b": torch.ones(1), "a": torch.ones(2)}),
+        {("a",): [0, 1], ("b",): [0, 1]},
+        False,
+    ),
+    "uneven batch sizes": (
+        lazy_stack([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]),
+        {("a",): [0, 1]},
+        False,
+    ),
+    "dtypes": (stack_leaves({"a": torch.zeros(2)}, {"a": torch.ones(2).double()}), None, False),
+    "numbers of dims": (stack_leaves({"a": torch.zeros(2)}, {"a": torch.ones(2, 2)}), None, False),
+    "leaf and level": (stack_leaves({"a": torch.zeros(2)}, {"a": {"b": torch.ones(2)}}), None, False),
+    "stack": (lazy_stack([stack_leaves({"a": torch.zeros(2)}, {"a": torch.ones(3)})] * 2), None, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_find_stacks_groups_leaves_of_members(name: str) -> None:
+    data, expected, is_even = STACKS[name]
+    encoded = encode(data)
+    free = [True] * len(encoded.leaves)
+    stacks, homes = find_stacks(encoded.nodes, encoded.leaves, free, uneven=True)
+    paths = encoded.leaf_paths()
+    found = {paths[stack.leaves[0]][1:]: stack.members for stack in stacks.values()}
+    if name == "stack":  # the members of the outer stack are stacks
+        assert 0 not in homes
+    else:
+        assert found == (expected or {})
+        assert homes == ({0} if expected else set())
+    for first, stack in stacks.items():
+        assert first == stack.leaves[0]
+        if name != "stack":
+            assert [paths[leaf][0] for leaf in stack.leaves] == [str(member) for member in stack.members]
+    assert bool(find_stacks(encoded.nodes, encoded.leaves, free)[1]) == is_even
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_find_stacks_leaf_that_is_stored_alone_is_not_stacked(uneven: bool) -> None:
+    encoded = encode(stack_leaves({"a": torch.zeros(2)}, {"a": torch.ones(2)}))
+    assert find_stacks(encoded.nodes, encoded.leaves, [True, False], uneven=uneven) == ({}, set())

@@ -22,7 +22,7 @@ from td_core.spi import get_most_nodes, make_table_header, prune_table
 
 from .array_batch_sizes import find_batch_sizes
 from .array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
-from .array_rows import Rows, Stack, TableBuilder
+from .array_rows import Rows, Stack, TableBuilder, find_stacks
 from .build_collection import RefusedValues, build_collection, build_leaves, join_rows, refuse_values
 from .check_arrays import (
     check_arrays,
@@ -51,7 +51,7 @@ __all__ = [
     "ArrayPlan", "Change", "KeptSource", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor",
     "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "TableBuilder", "TableEdit", "as_mapped", "as_storable",
     "build_collection", "build_leaves", "check_arrays", "check_growing", "check_in_place", "compute_check", "describe_arrays",
-    "find_batch_sizes", "find_row", "get_most_nodes", "get_stored", "is_nested", "join_rows", "list_names",
+    "find_batch_sizes", "find_row", "find_stacks", "get_most_nodes", "get_stored", "is_nested", "join_rows", "list_names",
     "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into", "read_shape",
     "refuse_values", "report_damage", "restore", "sync_file", "view_mapped",
 ]  # fmt: skip

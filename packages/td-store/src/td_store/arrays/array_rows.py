@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -83,10 +84,17 @@ class TableBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Leaves of the members of a lazy stack that are stored as one array, stacked along ``dim``."""
+    """Leaves of the members of a lazy stack that are stored as one array.
+
+    Attributes:
+        leaves: positions of the leaves in a table.
+        dim: the stack dim.
+        members: position of the member of each leaf.
+    """
 
     leaves: list[int]
     dim: int
+    members: list[int]
 
 
 def list_array_paths(
@@ -113,50 +121,79 @@ def list_array_paths(
     return nodes, leaves
 
 
-def find_stacks(rows: Rows, leaves: list[Tensor], free: list[bool]) -> tuple[dict[int, Stack], set[int]]:
-    """Return the stacks of leaves by the position of their first leaf, and the lazy stacks that they belong to."""
-    # All members of such a lazy stack are TensorDicts with the same keys and with leaves of the same shape and dtype; ``free``
-    # has False for the leaves that must be stored alone.
+def find_stacks(
+    rows: Rows, leaves: Sequence[Tensor], free: Sequence[bool], *, uneven: bool = False
+) -> tuple[dict[int, Stack], set[int]]:
+    """Return the stacks of leaves by the position of their first leaf, and the lazy stacks that they belong to.
+
+    All members of such a lazy stack are TensorDicts with the same keys, and with leaves of the same dtype and shape.
+
+    Args:
+        rows: the nodes of a table.
+        leaves: its leaves.
+        free: False for each leaf that must be stored alone.
+        uneven: allow leaves of different shapes with the same number of dims, keys that only some members have, and nodes
+            without leaves, such as values.
+
+    >>> from td_core import encode, lazy_stack
+    >>> encoded = encode(lazy_stack([TensorDict({"a": torch.zeros(n)}) for n in (2, 3)]))
+    >>> free = [True, True]
+    >>> find_stacks(encoded.nodes, encoded.leaves, free)
+    ({}, set())
+    >>> find_stacks(encoded.nodes, encoded.leaves, free, uneven=True)[0]
+    {1: Stack(leaves=[1, 0], dim=0, members=[0, 1])}
+    """
     result: dict[int, Stack] = {}
     homes: set[int] = set()
     for position, row in enumerate(rows):
         if row["kind"] != "LazyStackedTensorDict" or not row["members"] or "class" in row or row["values"]:
             continue
-        groups = _group_members(rows, leaves, free, [ref for _, ref in row["members"]])
+        groups = _group_members(rows, leaves, free, [ref for _, ref in row["members"]], uneven)
         if groups is not None:
             homes.add(position)
-            result.update({group[0]: Stack(group, row["meta"]["stack_dim"]) for group in groups})
+            dim = row["meta"]["stack_dim"]
+            result.update({found[0]: Stack(found, dim, members) for members, found in groups})
     return result, homes
 
 
 def _group_members(
-    rows: Rows, leaves: list[Tensor], free: list[bool], members: list[int]
-) -> list[list[int]] | None:
-    """Return the leaves of some nodes in groups of the same key, or None if the nodes differ."""
+    rows: Rows, leaves: Sequence[Tensor], free: Sequence[bool], members: list[int], uneven: bool
+) -> list[tuple[list[int], list[int]]] | None:
+    """Return for each key the members that have it, and their leaves; None if the nodes differ."""
     groups = []
-    todo = [members]
+    todo = [(list(range(len(members))), members)]
     while todo:
-        group = [rows[position] for position in todo.pop()]
-        if not all(_is_alike(row, group[0]) for row in group):
+        numbers, positions = todo.pop()
+        group = [rows[position] for position in positions]
+        if uneven and not any(row["entries"] or row["members"] for row in group):
+            continue
+        if not all(_is_alike(row, group[0], uneven) for row in group):
             return None
-        for entries in zip(*(row["entries"] for row in group)):
-            refs = [ref for _, ref in entries]
-            positions = [ref[0] for ref in refs if isinstance(ref, list)]
-            if not positions:
-                todo.append(refs)
+        entries = {number: dict(row["entries"]) for number, row in zip(numbers, group)}
+        for key in dict.fromkeys(chain.from_iterable(entries.values())):
+            refs = {number: held[key] for number, held in entries.items() if key in held}
+            found = [ref[0] for ref in refs.values() if isinstance(ref, list)]
+            if not found:
+                todo.append(([*refs], [ref for ref in refs.values() if isinstance(ref, int)]))
                 continue
-            looks = {(leaves[p].shape, leaves[p].dtype, leaves[p].device) for p in positions}
-            if len(positions) < len(refs) or len(looks) > 1 or not all(free[p] for p in positions):
+            looks = {_describe_look(leaves[p], uneven) for p in found}
+            if len(found) < len(refs) or len(looks) > 1 or not all(free[p] for p in found):
                 return None
-            groups.append(positions)
+            groups.append(([*refs], found))
     return groups
 
 
-def _is_alike(row: Row, first: Row) -> bool:
-    """Return True if a row describes a plain TensorDict with the keys and metadata of ``first``."""
-    plain = row["kind"] == "TensorDict" and not (row["members"] or row["values"] or row.get("class"))
-    return (
-        plain
-        and [key for key, _ in row["entries"]] == [key for key, _ in first["entries"]]
-        and row["meta"] == first["meta"]
-    )
+def _describe_look(leaf: Tensor, uneven: bool) -> tuple[object, ...]:
+    """Return what the leaves of one array have in common."""
+    return leaf.ndim if uneven else leaf.shape, leaf.dtype, leaf.device
+
+
+def _is_alike(row: Row, first: Row, uneven: bool) -> bool:
+    """Return True if a row describes a plain TensorDict with the keys and metadata of ``first``, which may be uneven."""
+    if row["kind"] != "TensorDict" or row["members"] or row["values"] or row.get("class"):
+        return False
+    if not uneven:
+        keys = [[key for key, _ in each["entries"]] for each in (row, first)]
+        return keys[0] == keys[1] and bool(row["meta"] == first["meta"])
+    metas = [{**each["meta"], "batch_size": len(each["meta"]["batch_size"])} for each in (row, first)]
+    return metas[0] == metas[1]
