@@ -26,12 +26,12 @@ def test_describe_stored_leaf_reads_nothing(tmp_path: Path) -> None:
 class Chunked(MemorySource):
     """A source that is read in blocks of rows."""
 
-    def __init__(self, rows: int, size: int, *tail: int) -> None:
+    def __init__(self, rows: int, size: Any, *tail: int) -> None:
         super().__init__(torch.zeros(rows, *tail))
         self.chunks = (size, *tail)
 
 
-def store(rows: int, size: int, *tail: int) -> StoredTensor:
+def store(rows: int, size: Any, *tail: int) -> StoredTensor:
     return StoredTensor(Chunked(rows, size, *tail))
 
 
@@ -47,6 +47,11 @@ def store(rows: int, size: int, *tail: int) -> StoredTensor:
         ({"a": store(7, 3)[1:]}, [2, 5, 6]),
         ({"a": StoredTensor(MemorySource(torch.zeros(7)))}, [7]),
         ({"a": torch.zeros(0)}, []),
+        ({"a": store(7, (3, 2, 2))}, [3, 5, 7]),
+        ({"a": store(7, (3, 2, 2), 2)[1:]}, [2, 4, 6]),
+        ({"a": store(9, (3, 3, 2, 1))[::2]}, [2, 3, 4, 5]),
+        ({"a": store(7, (3, 2, 2)), "b": store(7, (1, 2, 4))}, [3, 7]),
+        ({"a": store(7, (3, 2, 2)), "b": store(7, 1)}, [3, 5, 7]),
     ],
     ids=[
         "memory",
@@ -58,6 +63,11 @@ def store(rows: int, size: int, *tail: int) -> StoredTensor:
         "view",
         "no chunks",
         "no rows",
+        "sizes",
+        "view of sizes",
+        "steps of sizes",
+        "two sizes",
+        "sizes beside chunks",
     ],
 )
 def test_row_blocks_end_where_chunks_of_all_leaves_end(entries: Any, stops: list[int]) -> None:

@@ -97,8 +97,9 @@ class Source(Protocol):
     the list of what ``source.read(index)`` returns: one call for all leaves of a collection. The method ``map()`` is optional,
     too: it returns the array as a contiguous CPU tensor on the memory of the store, in which positions are looked up directly,
     or None for an array that cannot be mapped. So is the attribute ``chunks``: the shape of the parts that are read as a
-    whole, for ``row_blocks()``, or None. So is ``hold()``: a context manager that excludes other writers of the array during a
-    block in which elements are read, changed and written.
+    whole, for ``row_blocks()``, or None; a tuple in place of a size has the size of each part along that dim. So is
+    ``hold()``: a context manager that excludes other writers of the array during a block in which elements are read, changed and
+    written.
 
     >>> import torch
     >>> from td_core import StoredTensor, TensorDict

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -108,7 +108,7 @@ def find_row_blocks(count: int, leaves: Iterable[Any]) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
-def _find_edges(view: Any, chunks: tuple[int, ...]) -> set[int]:
+def _find_edges(view: Any, chunks: Sequence[int | Sequence[int]]) -> set[int]:
     """Return the rows of a view that are the first ones of a chunk, except the first row of all."""
     block = find_block(view.source.shape, view.shape, view.stride(), int(view.storage_offset()))
     if not block.is_exact or len(view) < 2:
@@ -116,4 +116,8 @@ def _find_edges(view: Any, chunks: tuple[int, ...]) -> set[int]:
     dim, steps = block.places[0]
     start, step, size = block.part[dim].start, block.part[dim].step * steps, chunks[dim]
     last = start + (len(view) - 1) * step
-    return {-(-(number * size - start) // step) for number in range(start // size + 1, last // size + 1)}
+    if isinstance(size, int):
+        edges: Iterable[int] = (number * size for number in range(start // size + 1, last // size + 1))
+    else:
+        edges = (edge for edge in accumulate(size) if start < edge <= last)
+    return {-(-(edge - start) // step) for edge in edges}
