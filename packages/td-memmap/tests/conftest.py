@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict
+from td_core._formats import locations as _locations
 from td_core._kinds.lazy_stack import LazyStackedTensorDict
-from td_core._python import regular_files as _regular_files
 from td_core._tree.node import Core
 from td_core.errors import FormatError
 from td_core.testing import assert_same
@@ -99,7 +99,7 @@ def watch_calls(
     if rename is not None:
         rename = watched.wrap("renameat2", rename)
     monkeypatch.setattr(_fs, "os", watched)
-    for module in (_regular_files, _temporary_files):
+    for module in (_locations, _temporary_files):
         monkeypatch.setattr(module, "os", watched)
     monkeypatch.setattr(_fs, "_renameat2", lambda: rename)
     monkeypatch.setattr(_fs.fcntl, "flock", watched.wrap("flock", _fs.fcntl.flock))

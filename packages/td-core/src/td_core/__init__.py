@@ -61,8 +61,8 @@ with _pause_collector():
     from ._kinds.tensordict import TensorDict
     from ._methods.collection import TensorCollection, TensorDictBase, count_as_mapping, is_tensor_collection
     from ._python.linked_list import LinkedList
-    from ._python.method_factories import make_classmethod
     from ._python.public_names import lazy_names as _lazy_names
+    from ._python.public_names import make_classmethod
     from ._python.settings import (
         get_defaults_to_none,
         get_printoptions,

@@ -190,8 +190,8 @@ if TYPE_CHECKING:
     from ._formats.background import run_in_background as run_in_background
     from ._formats.background import run_parallel as run_parallel
     from ._formats.command_line import run_command as run_command
-    from ._python.regular_files import check_regular as check_regular
-    from ._python.regular_files import open_regular as open_regular
+    from ._formats.locations import check_regular as check_regular
+    from ._formats.locations import open_regular as open_regular
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -203,6 +203,6 @@ else:
                 "make_table_header", "prune_table", "refuse_nodes", "select_keys",
             ],
             "td_core._encode.inspection": ["show_size"],
-            "td_core._python.regular_files": ["check_regular", "open_regular"],
+            "td_core._formats.locations": ["check_regular", "open_regular"],
         },
     )[0]  # fmt: skip

@@ -1,14 +1,19 @@
-"""Locations of saves: local paths, URLs, and objects of other libraries; and the modes of opening them."""
+"""Locations of saves: local paths, URLs, and objects of other libraries; and how the files there are opened.
+
+Only regular files are opened, since a pipe could block for ever, and a device could lose what is read.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
-from .._python.regular_files import open_regular
 from .._python.type_names import is_instance_of_named
+from ..errors import FormatError
 
 #: A local path, a URL as a string, or an object that a format accepts in place of a path.
 Location = Any
@@ -18,6 +23,9 @@ MODES = ("r", "r+", "c")
 
 #: Size of the part of a local file that ``detect`` of each format receives.
 HEAD_SIZE = 512
+
+#: An open does not wait for a pipe.
+_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 #: A URL, or a chain of URLs such as ``filecache::s3://bucket/x``. A scheme of one letter is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
@@ -87,3 +95,43 @@ def read_head(location: Location) -> bytes:
         return b""
     with os.fdopen(open_regular(location), "rb") as file:
         return file.read(HEAD_SIZE)
+
+
+def open_regular(path: str | os.PathLike[str], write: bool = False) -> int:
+    """Open a regular file, which the caller closes; with ``write`` also for writing.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        FormatError: something else is at the path.
+
+    >>> import os
+    >>> os.mkfifo("pipe")
+    >>> open_regular("pipe")
+    Traceback (most recent call last):
+    td_core.errors.FormatError: cannot open pipe: it is not a regular file
+    """
+    try:
+        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | _FLAGS)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENXIO):  # a socket cannot be opened at all
+            raise _irregular_error(path) from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _irregular_error(path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
+    """Return the status of a file that a library opens by path; raise the errors of :func:`open_regular`."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise _irregular_error(path)
+    return status
+
+
+def _irregular_error(path: str | os.PathLike[str]) -> FormatError:
+    return FormatError(f"cannot open {os.fspath(path)}: it is not a regular file")

@@ -25,7 +25,7 @@ from .._tree.shared_memory import are_equal, get_memory_key, may_share_memory
 from .._tree.views import IsLeaf
 from .._tree.walks import has_entries
 from .._writes.check import check_copied
-from .._writes.parameters import find_data
+from .._writes.inplace import find_data
 from .._writes.run import Transaction
 from .._writes.update import Update
 from ..errors import BatchSizeError, StructureError

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .._python.method_factories import name_method
+from .._python.public_names import name_method
 from .._torch.dtypes import METHODS, NAMES, ROWS
 from .._torch.kernels import PLAIN
 from .._tree.node import Core

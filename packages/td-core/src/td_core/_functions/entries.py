@@ -25,8 +25,8 @@ from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, CoreT, make_dense
 from .._tree.ragged import convert_form, find_holders, list_distinct_members
 from .._tree.walks import has_entries, list_holders, visit
-from .._writes.parameters import write_unrecorded
-from .._writes.rows import pair_rows
+from .._writes.inplace import write_unrecorded
+from .._writes.pair import pair_rows
 from .._writes.update import write_entry
 from ..errors import DimNamesError, KeyPathError, StructureError, TensorDictError
 from ..typing import NO_DEFAULT, NestedKey

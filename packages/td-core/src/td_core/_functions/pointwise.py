@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._plans.plans import broadcast_shape
-from .._python.method_factories import name_method
+from .._python.public_names import name_method
 from .._torch.dtypes import dtype_beside
 from .._torch.kernels import Op, foreach, make_op
 from .._torch.operators import OPERATIONS, Operation

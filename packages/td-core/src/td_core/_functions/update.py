@@ -25,9 +25,8 @@ from .._tree.node import Core, CoreT
 from .._tree.ragged import list_distinct_members
 from .._tree.walks import has_entries, visit
 from .._writes.check import add_path, find_expansion, find_problem, is_expanded, is_sealed
-from .._writes.inplace import write_leaves
+from .._writes.inplace import write_leaves, write_unrecorded
 from .._writes.pair import is_basic, try_copy_whole
-from .._writes.parameters import write_unrecorded
 from .._writes.run import Transaction, put_value, write_at
 from .._writes.update import Update, try_merge, write_entry
 from ..errors import LockedError, StructureError

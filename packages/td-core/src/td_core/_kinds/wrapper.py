@@ -18,7 +18,7 @@ from typing_extensions import Self
 from .._functions.shape import Replacement
 from .._methods.collection import TensorCollection
 from .._plans.plans import MultiPlan, ShapePlan
-from .._python.method_factories import name_method
+from .._python.public_names import name_method
 from .._tree.node import Child, Core
 from ..typing import BatchSize, Names
 

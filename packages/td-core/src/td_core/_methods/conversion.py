@@ -22,7 +22,7 @@ from .._convert.to_python import (
     restore_keys,
     restore_pytree,
 )
-from .._python.method_factories import make_classmethod
+from .._python.public_names import make_classmethod
 from .._tree.keys import is_pair_key
 from .._tree.node import Core
 from ..typing import BatchSize, DeviceType

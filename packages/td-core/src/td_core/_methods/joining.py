@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from .._functions.joining import cat, lazy_stack, maybe_dense_stack, replace_entries, sort_leaves, stack
 from .._plans.plans import wrap_dim
-from .._python.method_factories import make_classmethod
+from .._python.public_names import make_classmethod
 from .._tree.node import Core
 from ..typing import NestedKey
 

@@ -25,8 +25,7 @@ from .._tree.walks import has_entries
 from ..errors import BatchSizeError, DimNamesError, KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import Names, NestedKey
 from .check import check_copied, is_sealed
-from .pair import Through, is_node, list_pairs, split_pair, try_copy_whole
-from .rows import pair_rows
+from .pair import Through, is_node, list_pairs, pair_rows, split_pair, try_copy_whole
 from .run import Transaction
 
 Path = tuple[str, ...]
