@@ -144,7 +144,9 @@ def iter_functions(package: str) -> Iterator[Function]:
     }
     hook = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "td_methods")
     table = next(node for node in ast.walk(hook) if isinstance(node, ast.Dict))
-    for value in table.values:
+    for key, value in zip(table.keys, table.values):
+        if key is not None and ast.literal_eval(key).startswith("__"):
+            continue  # other libraries call it, users do not
         kind = ast.unparse(value.func) if isinstance(value, ast.Call) else "function"
         name = ast.unparse(value.args[0] if isinstance(value, ast.Call) else value)
         yield Function(name, kind, places.get(name, plugin))

@@ -165,7 +165,13 @@ def test_save_suffix_selects_format(
 
 @pytest.mark.parametrize("action", [save_as_method, td_core.save, create_from])
 @pytest.mark.parametrize(
-    ("name", "package"), [("y.zarr", "td-zarr"), ("model.safetensors", "td-safetensors"), ("z.h5", "td-hdf5")]
+    ("name", "package"),
+    [
+        ("y.zarr", "td-zarr"),
+        ("model.safetensors", "td-safetensors"),
+        ("z.h5", "td-hdf5"),
+        *((f"t.{suffix}", "td-arrow") for suffix in ("parquet", "pq", "arrow", "feather", "ipc")),
+    ],
 )
 def test_save_suffix_of_missing_format_names_package(
     action: Any, name: str, package: str, data: TensorDict, tmp_path: Path
