@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core import Layout, LazyStackedTensorDict, Record, TensorDict, kinds, lazy_stack
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
 from td_core._formats.serializers import SERIALIZERS
@@ -69,6 +69,21 @@ def assert_leaves_equal() -> Callable[[Any, Mapping[Any, Tensor]], None]:
             torch.testing.assert_close(found[key], value, equal_nan=True)
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def dict_layout() -> str:
+    """Add a layout of TensorDicts, with a mark and the lock in its headers, and return the name of its format."""
+
+    def flatten(node: Any) -> Record:
+        return Record({"mark": "dict", "is_locked": node.is_locked}, dict(node._children()))
+
+    def unflatten(record: Record) -> TensorDict:
+        td = TensorDict(dict(record.entries))
+        return td.lock_() if record.meta["is_locked"] else td
+
+    kinds.add_layout(TensorDict, "dict/1", Layout(flatten, unflatten, ("Dict",)))
+    return "dict/1"
 
 
 def build_member(i: int) -> TensorDict:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from td_core import (
-    LazyStackedTensorDict,
+    Layout,
     NodeKind,
     PluginError,
     Record,
@@ -31,7 +31,7 @@ def make_flat(value: float = 1.0) -> TensorDict:
     return TensorDict({"a": torch.full((2,), value)}, [2])
 
 
-#: By name: a collection, the tag of its kind, and the keys of its record with the layout of "consolidated/1".
+#: By name: a collection, the tag of its kind, and the keys of its record with the layout of "dict/1".
 NODES: dict[str, tuple[Any, str, list[str]]] = {
     "dict": (make_flat, "TensorDict", ["a"]),
     "subclass": (lambda: Own({"a": torch.ones(2)}, [2]), "TensorDict", ["a"]),
@@ -41,39 +41,44 @@ NODES: dict[str, tuple[Any, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_of_and_record_of_return_registered_kind(name: str) -> None:
+def test_of_and_record_of_return_registered_kind(name: str, dict_layout: str) -> None:
     make, tag, keys = NODES[name]
     node = make()
     kind = kinds.of(node)
     assert (kind.tag, kind) == (tag, kinds.of(type(node)))
     assert kinds.find(tag) is kind
     assert kind in list(kinds.list_kinds())
-    record = kinds.record_of(node, "consolidated/1")
+    record = kinds.record_of(node, dict_layout)
     assert [*record.entries, *record.members] == keys
-    again = kind.layouts.get("consolidated/1", kind).unflatten(record)
+    again = kind.layouts.get(dict_layout, kind).unflatten(record)
     assert isinstance(again, kind.type)
 
 
-def test_record_of_uses_layout_of_format() -> None:
+def test_record_of_uses_layout_of_format(dict_layout: str) -> None:
     node = make_flat().lock_()
     assert kinds.record_of(node).meta == {"batch_size": [2], "locked": True}
-    assert "is_locked" in kinds.record_of(node, "consolidated/1").meta
+    assert "is_locked" in kinds.record_of(node, dict_layout).meta
     assert kinds.record_of(node, "no such format").meta == kinds.record_of(node).meta
 
 
-def test_lookups_of_unknown_names_return_none() -> None:
+def test_lookups_of_unknown_names_return_none(dict_layout: str) -> None:
     assert kinds.find("no such tag") is None
     assert kinds.named("TensorDict", "no such format") is None
-    assert kinds.named("no such name", "consolidated/1") is None
+    assert kinds.named("no such name", dict_layout) is None
     assert kinds.find_class(kinds.of(TensorDict), "no.module:Class") is None
     with pytest.raises(PluginError, match="has no node kind"):
         kinds.of(Core)
 
 
 @pytest.mark.parametrize("name_of", [kinds.name_class, str])
-def test_find_class_by_name_in_files(name_of: Any) -> None:
+def test_find_class_by_name_in_files(name_of: Any, dict_layout: str) -> None:
     assert kinds.find_class(kinds.of(TensorDict), name_of(Own)) is Own
-    assert kinds.named("LazyStackedTensorDict", "consolidated/1").type is LazyStackedTensorDict  # type: ignore[union-attr]
+    assert kinds.named("Dict", dict_layout).type is TensorDict  # type: ignore[union-attr]
+
+
+def test_add_layout_to_class_without_kind_raises() -> None:
+    with pytest.raises(PluginError, match="has no node kind"):
+        kinds.add_layout(Core, "dict/1", Layout(str, str))
 
 
 class Again(TensorDict):

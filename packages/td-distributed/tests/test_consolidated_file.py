@@ -18,7 +18,19 @@ import torch
 from consolidation_trees import HAS_TENSORCLASS, TREES, assert_same, make_jagged, make_jagged_with_lengths
 from torch.masked import masked_tensor
 
-from td_core import Layout, LazyStackedTensorDict, NodeKind, Record, TensorDict, hookimpl, load, save, verify
+from td_core import (
+    Layout,
+    LazyStackedTensorDict,
+    NodeKind,
+    Record,
+    TensorDict,
+    hookimpl,
+    kinds,
+    lazy_stack,
+    load,
+    save,
+    verify,
+)
 from td_core.errors import CodecError, FormatError, StructureError
 from td_core.testing import installed
 from td_distributed import (
@@ -56,6 +68,25 @@ def test_consolidated_file_uses_tensordict_format_if_possible(name: str) -> None
     assert (structure["cls"] == "td:general") == (name in UNSAYABLE)
     # The root key "size" holds what the plain form cannot represent: orders of keys, types of values.
     assert "size" not in structure or name not in ("flat", "named", "lazy", "deep stack")
+
+
+NODES: dict[str, Callable[[], Any]] = {
+    "dense": lambda: TensorDict({"a": torch.zeros(2, 3)}, [2], names=["row"]).lock_(),
+    "lazy stack": lambda: lazy_stack([TensorDict({"a": 1}), TensorDict({"b": 2})]).lock_(),
+    "named lazy stack": lambda: LazyStackedTensorDict(TensorDict({"a": 1}), stack_dim_name="row"),
+    "empty lazy stack": lambda: LazyStackedTensorDict(batch_size=[3, 0], stack_dim=1),
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_layout_of_tensordict_keeps_the_node(name: str) -> None:
+    node = NODES[name]()
+    layout = kinds.of(node).layouts["consolidated/1"]
+    again = layout.unflatten(layout.flatten(node))
+    assert (type(again), again.batch_size, again.names) == (type(node), node.batch_size, node.names)
+    assert again.is_locked == node.is_locked
+    assert len(again._leaves()) == len(node._leaves())
+    assert all(map(torch.equal, again._leaves(), node._leaves()))
 
 
 def read_structure(tree: Any) -> Any:

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ._encode.node_kinds import KINDS, NodeKind, find_subclass, get_class_name
-from ._encode.records import Record
+from ._encode.records import Layout, Record
 from ._transforms.pytree import register_kind
 from ._tree.node import Core
 
 __all__ = [
+    "add_layout",
     "find",
     "find_class",
     "list_kinds",
@@ -55,10 +56,29 @@ def find(tag: str) -> NodeKind | None:
 def named(name: str, format: str) -> NodeKind | None:
     """Return the kind whose layout for ``format`` has the class name ``name``, or None.
 
-    >>> named("LazyStackedTensorDict", "consolidated/1").tag
-    'LazyStackedTensorDict'
+    >>> named("TensorDict", "no such format") is None
+    True
     """
     return KINDS.find_by_name(format, name)
+
+
+def add_layout(cls: type, format: str, layout: Layout) -> None:
+    """Let a format store nodes of a class of td-core with a layout; an earlier one for this format is replaced.
+
+    This is for the package of the format. A kind of a plugin has its layouts in ``NodeKind.layouts``.
+
+    Raises:
+        PluginError: the class has no kind, or another kind has a class name of the layout.
+
+    >>> def flatten(node):
+    ...     return Record({"sizes": list(node.batch_size)}, dict(node.items()))
+    >>> def unflatten(record):
+    ...     return TensorDict(record.entries, record.meta["sizes"])
+    >>> add_layout(TensorDict, "sizes/1", Layout(flatten, unflatten, ("Dict",)))
+    >>> record_of(TensorDict({"a": 1}), "sizes/1").meta, named("Dict", "sizes/1").tag
+    ({'sizes': []}, 'TensorDict')
+    """
+    KINDS.add_layout(KINDS.of(cls).tag, format, layout)
 
 
 def register(kind: NodeKind) -> None:

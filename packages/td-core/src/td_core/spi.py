@@ -48,6 +48,7 @@ from ._tree.buffers import as_bytes
 from ._tree.components import JaggedParts
 from ._tree.defaults import is_aliasing, show_path
 from ._tree.devices import as_device, wait_for
+from ._tree.dim_names import check_names, name_nodes_below
 from ._tree.keys import suggest_keys
 from ._tree.locks import check_in_memory, check_unlocked, lock
 from ._tree.node import LEAF_KINDS, EntrySchema
@@ -60,15 +61,15 @@ from ._writes.run import copy_all
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "STORABLE", "VERSION", "WRAPPING",
     "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "Node", "ShapePlan", "StorageBackend",
-    "StoredLeaf", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named",
-    "as_tensor", "check_in_memory", "check_mode", "check_regular", "check_same_format", "check_table", "check_unlocked",
-    "check_whole", "compare_check_line", "copy_all", "count_users", "decode_table", "describe_table", "dump_table",
-    "expand", "foreach_kernel", "get_most_nodes", "guard_forms", "is_aliasing",
+    "StoredLeaf", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype",
+    "as_named", "as_tensor", "check_in_memory", "check_mode", "check_names", "check_regular", "check_same_format",
+    "check_table", "check_unlocked", "check_whole", "compare_check_line", "copy_all", "count_users", "decode_table",
+    "describe_table", "dump_table", "expand", "foreach_kernel", "get_most_nodes", "guard_forms", "is_aliasing",
     "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "make_dense",
-    "make_nested_view", "make_reporter", "make_table_header", "new_object", "open_regular", "parse_json", "plan_index",
-    "prune_table", "pytree", "refuse_nodes", "register_pytree", "row_buffers", "run_command", "run_in_background",
-    "run_parallel", "save_together", "select_keys", "set_module", "show_path", "show_size", "stack_plan", "suggest_keys",
-    "user_class", "visit", "wait_for", "walk", "without_torch_function",
+    "make_nested_view", "make_reporter", "make_table_header", "name_nodes_below", "new_object", "open_regular",
+    "parse_json", "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree", "row_buffers",
+    "run_command", "run_in_background", "run_parallel", "save_together", "select_keys", "set_module", "show_path",
+    "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.

@@ -127,21 +127,21 @@ def test_leaf_paths_without_members_are_keys(tree: TensorDict) -> None:
     assert encode(tree).node_paths(members=False).count(("s",)) == 3
 
 
-def test_encode_plain_writes_layout_of_format() -> None:
+def test_encode_plain_writes_layout_of_format(dict_layout: str) -> None:
     td = TensorDict({"a": torch.zeros(2), "n": TensorDict({}, [2])}, [2])
-    encoded = encode(td, format_name="memmap/1")
-    assert [row["format"] for row in encoded.nodes] == ["memmap/1"] * 2
-    assert [row["meta"]["shape"] for row in encoded.nodes] == [[2]] * 2
+    encoded = encode(td, format_name=dict_layout)
+    assert [row["format"] for row in encoded.nodes] == [dict_layout] * 2
+    assert [row["meta"]["mark"] for row in encoded.nodes] == ["dict"] * 2
 
 
-def test_encode_plain_without_layout_writes_general_form() -> None:
+def test_encode_plain_without_layout_writes_general_form(dict_layout: str) -> None:
     td = TensorDict({"p": TensorDictParams(TensorDict({}))})
-    encoded = encode(td, format_name="consolidated/1")
+    encoded = encode(td, format_name=dict_layout)
     assert ["format" in row for row in encoded.nodes] == [True, False, True]
     assert encoded.nodes[1]["meta"] == encode(td).nodes[1]["meta"]
 
 
-def test_encode_plain_convert_none_writes_general_form() -> None:
+def test_encode_plain_convert_none_writes_general_form(dict_layout: str) -> None:
     seen: list[tuple[str, Any]] = []
 
     def convert(node: Any, record: Record, above: dict[str, Any]) -> Record | None:
@@ -149,8 +149,8 @@ def test_encode_plain_convert_none_writes_general_form() -> None:
         return None if "m" in record.entries else record
 
     td = TensorDict({"n": {"m": {"a": 1}}})
-    encoded = encode(td, format_name="memmap/1", convert=convert)
-    assert seen == [("general", ["n"]), ("memmap/1", ["m"]), ("general", ["a"])]
+    encoded = encode(td, format_name=dict_layout, convert=convert)
+    assert seen == [("general", ["n"]), (dict_layout, ["m"]), ("general", ["a"])]
     assert ["format" in row for row in encoded.nodes] == [True, False, True]
     assert encoded.nodes[1] == encode(td).nodes[1]
 
@@ -214,6 +214,23 @@ def test_registry_replaces_kind_of_class_that_is_defined_again() -> None:
     assert (kinds["foreign"], kinds.find_by_name("test/1", "Foreign")) == (again, again)
 
 
+def test_add_layout_serves_kind_and_aliases_and_replaces_earlier() -> None:
+    kinds = NodeKinds()
+    kinds.add(make_kind("base", TensorDict, "Base"))
+    kinds.add(make_kind("other", Slotted, "Other"))
+    kinds.add_alias(Foreign, "base")
+    for names in (("Dict",), ("Base", "Dict")):
+        layout = Layout(str, str, names)
+        kinds.add_layout("base", "new/1", layout)
+        assert {kinds.of(cls).layouts["new/1"] for cls in (TensorDict, Foreign)} == {layout}
+        assert kinds.find_by_name("new/1", "Dict") is kinds["base"] is kinds.of(TensorDict)
+    assert "new/1" not in kinds["other"].layouts and "test/1" in kinds["base"].layouts
+    with pytest.raises(PluginError, match="^the name 'Base' in 'new/1' is taken by the kind 'base'$"):
+        kinds.add_layout("other", "new/1", layout)
+    kinds.remove("base")
+    assert kinds.find_by_name("new/1", "Dict") is None
+
+
 def test_alias_flattens_class_as_other_kind() -> None:
     kinds = NodeKinds()
     kinds.add(make_kind("base", TensorDict))
@@ -239,15 +256,15 @@ def test_attributes_include_slots_and_dict() -> None:
     assert again.note == 3
 
 
-def test_layout_of_other_format_is_general_form() -> None:
+def test_layout_of_other_format_is_general_form(dict_layout: str) -> None:
     kind = KINDS["TensorDict"]
     node = TensorDict({"a": 1}).lock_()
     assert (
         kind.record_of(node, "none").meta == kind.record_of(node).meta == {"batch_size": [], "locked": True}
     )
-    record = kind.record_of(node, "consolidated/1")
+    record = kind.record_of(node, dict_layout)
     assert record.meta["is_locked"] is True
-    assert kind.node_of(record, "consolidated/1").is_locked
+    assert kind.node_of(record, dict_layout).is_locked
     with pytest.raises(KeyError):
         kind.node_of(record, "none")
 

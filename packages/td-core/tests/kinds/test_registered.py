@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,36 +76,6 @@ def test_decode_bad_hook_raises(values):
     encoded.nodes[0]["values"] = [[name, i] for i, name in enumerate(values)]
     with pytest.raises(FormatError, match=f"a lazy stack has no {next(iter(values))} that is"):
         decode(Encoded(encoded.nodes, encoded.leaves, list(values.values())))
-
-
-def make_named() -> TensorDict:
-    return TensorDict({"a": torch.zeros(2, 3)}, [2], names=["row"]).lock_()
-
-
-NODES: dict[str, Callable[[], Any]] = {
-    "dense": make_named,
-    "lazy stack": lambda: lazy_stack([TensorDict({"a": 1}), TensorDict({"b": 2})]).lock_(),
-    "empty lazy stack": lambda: LazyStackedTensorDict(batch_size=[3, 0], stack_dim=1),
-}
-
-
-@pytest.mark.parametrize("format", ["memmap/1", "consolidated/1"])
-@pytest.mark.parametrize("name", NODES)
-def test_layout_of_tensordict_keeps_the_node(name: str, format: str) -> None:
-    node = NODES[name]()
-    layout = KINDS.of(node).layouts[format]
-    again = layout.unflatten(layout.flatten(node))
-    assert (type(again), again.batch_size, again._names) == (type(node), node.batch_size, node._names)
-    assert again.is_locked == node.is_locked
-    assert len(again._leaves()) == len(node._leaves())
-    assert all(map(torch.equal, again._leaves(), node._leaves()))
-
-
-def test_layout_of_parameters_stores_the_wrapped_collection() -> None:
-    params = TensorDictParams(TensorDict({"w": torch.ones(2)}))
-    record = KINDS.of(params).layouts["memmap/1"].flatten(params)
-    assert record.meta["_type"] == "<class 'tensordict._td.TensorDict'>"
-    assert record.entries["w"] is params._tensordict._children()["w"]
 
 
 def test_attributes_of_parameters_are_hooks_and_what_the_user_set() -> None:

@@ -39,6 +39,10 @@ class Foreign(TensorDict):
     """A class with a node kind of a plugin."""
 
 
+class Below(Foreign):
+    """A class of a second node kind."""
+
+
 class Other:
     """A type without a coercer or serializer in core."""
 
@@ -195,8 +199,11 @@ REFUSED = [
     ),
     (
         "td_node_kinds",
-        [NodeKind("a", Foreign, str, str, {"consolidated/1": Layout(str, str, ("TensorDict",))})],
-        "the name 'TensorDict' in 'consolidated/1' is taken by the kind 'TensorDict'",
+        [
+            NodeKind("a", Foreign, str, str, {"test/1": Layout(str, str, ("N",))}),
+            NodeKind("b", Below, str, str, {"test/1": Layout(str, str, ("N",))}),
+        ],
+        "the name 'N' in 'test/1' is taken by the kind 'a'",
     ),
     ("td_serializers", [Text(), Text()], "the format 'test-text' is taken by"),
     ("td_serializers", [make_leaf_serializer("tuple")], "the value tag 'tuple' is taken by <class 'tuple'>"),

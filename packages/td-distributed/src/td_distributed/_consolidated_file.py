@@ -26,9 +26,11 @@ from torch import Tensor
 
 from td_core import (
     Encoded,
+    LazyStackedTensorDict,
     NodeKind,
     Record,
     TensorCollection,
+    TensorDict,
     decode,
     encode,
     join_value,
@@ -51,6 +53,7 @@ from td_core.spi import (
     as_named,
     expand,
     is_readable,
+    name_nodes_below,
     parse_json,
     run_parallel,
     show_path,
@@ -615,3 +618,41 @@ def _by_last_name(name: str) -> NodeKind | None:
         if known.rstrip("'>").endswith(f".{name}")
     ]
     return fits[0] if len(fits) == 1 else None
+
+
+def _flatten_dense(td: TensorCollection) -> Record:
+    device = None if td.device is None else str(td.device)
+    meta = {
+        "device": device,
+        "names": td.names,
+        "batch_size": list(td.batch_size),
+        "is_locked": td._locked is True,
+    }
+    return Record(meta, dict(td._children()))
+
+
+def _unflatten_dense(record: Record) -> TensorDict:
+    td: TensorDict = kinds.of(TensorDict).unflatten(Record(record.meta, record.entries))
+    name_nodes_below(td)
+    return td.lock_() if record.read_field("is_locked", bool, type(None)) else td
+
+
+def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
+    record = kinds.record_of(stack)  # only stacks without hooks, which the format cannot store
+    locked = record.meta.pop("locked", False)
+    record.meta = {"stack_dim_name": None, **record.meta, "is_locked": locked}
+    return record
+
+
+def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
+    meta = {**record.meta, "locked": record.meta.get("is_locked")}
+    stack: LazyStackedTensorDict = kinds.of(LazyStackedTensorDict).unflatten(
+        Record(meta, members=record.members)
+    )
+    return stack
+
+
+kinds.add_layout(TensorDict, FORMAT, NodeLayout(_flatten_dense, _unflatten_dense, ("TensorDict",)))
+kinds.add_layout(
+    LazyStackedTensorDict, FORMAT, NodeLayout(_flatten_stack, _unflatten_stack, ("LazyStackedTensorDict",))
+)

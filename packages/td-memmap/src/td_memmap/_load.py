@@ -28,6 +28,7 @@ from td_core.spi import JaggedParts, as_named, compare_check_line, make_reporter
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
+from ._directory_layouts import FORMAT
 from ._errors import PickleRefusedError
 from ._fs import DirectoryTree, Parts
 from ._mapped_memory import check_mappings
@@ -47,7 +48,7 @@ from ._meta import (
     read_node,
 )
 from ._options import LoadMemmapOptions
-from ._plan import CLASS, FORMAT, KeyPath
+from ._plan import CLASS, KeyPath
 from ._shapes import Shape, element_count, make_empty
 from ._tensor import MemoryMappedTensor, Place, as_plain, map_file
 

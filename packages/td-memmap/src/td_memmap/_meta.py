@@ -18,8 +18,9 @@ from td_core.spi import STORABLE, show_path
 from td_core.typing import NestedKey
 
 from . import _file_names
+from ._directory_layouts import FORMAT
 from ._fs import Parts
-from ._plan import FORMAT, VERSION
+from ._plan import VERSION
 
 #: Longest ``meta.json`` that is read, in bytes. A node with a million leaves needs about 100 MB.
 LIMIT = 1 << 29

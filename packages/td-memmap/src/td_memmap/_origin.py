@@ -18,11 +18,11 @@ from td_core.errors import TensorDictError
 from td_core.spi import Node, is_same_value
 
 from . import _file_names
+from ._directory_layouts import FORMAT
 from ._fs import DirectoryTree
 from ._load import LoadOptions, Reader, retry_on_replace
 from ._mapped_memory import source_of
 from ._memmap_backend import MemmapBackend
-from ._plan import FORMAT
 from ._tensor import MemoryMappedTensor, Place, is_whole
 from ._value_file import ValueFile
 

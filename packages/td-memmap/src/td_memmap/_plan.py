@@ -24,11 +24,10 @@ from td_core.spi import JaggedParts, Node, add_check_line, expand, is_readable, 
 
 from . import _file_names
 from ._chunks import check_storable
+from ._directory_layouts import FORMAT
 from ._fs import Parts
 from ._shapes import Shape, component_shapes, element_count
 
-#: Name of the layouts of this file format in a node kind.
-FORMAT = "memmap/1"
 VERSION = 2
 
 #: Type tag of the value codec for a value that is a container class.

@@ -49,7 +49,7 @@ class NodeKind:
         flatten: function from a node to a record; ``unflatten(flatten(node))`` equals the node.
         unflatten: function from a record, whose ``meta`` was JSON, to a node.
         layouts: layouts by format (``"memmap/1"``, ``"consolidated/1"``, ``"state_dict/2"``), for formats that do
-            not use ``flatten`` and ``unflatten``.
+            not use ``flatten`` and ``unflatten``. The packages of formats add theirs to the kinds of td-core.
         with_class: True if the definition of the class registers the kind: a pickle must import the class first.
         attributes: function from a node to the part of its ``__dict__`` that copies and pickles keep in addition
             to the record. Default: the whole ``__dict__`` of an instance of a subclass, if instances of the class
@@ -146,7 +146,6 @@ class NodeKinds:
             PluginError: the kind is malformed, or its tag, class or name in a format is taken.
         """
         _check_kind(kind)
-        names = [(format_name, name) for format_name, layout in kind.layouts.items() for name in layout.names]
         if not replace:
             if kind.tag in self._by_tag:
                 raise PluginError(
@@ -154,15 +153,34 @@ class NodeKinds:
                 )
             if kind.type in self._by_type:
                 raise PluginError(f"{kind.type!r} already has a node kind, {self._by_type[kind.type].tag!r}")
-            for format_name, name in names:
-                if (format_name, name) in self._by_name:
-                    owner = self._by_name[format_name, name].tag
-                    raise PluginError(f"the name {name!r} in {format_name!r} is taken by the kind {owner!r}")
+            for format_name, layout in kind.layouts.items():
+                self._check_names(kind, format_name, layout)
         self._by_tag[kind.tag] = kind
         self._by_type[kind.type] = kind
         if provider is not None:
             self.providers[kind.tag] = provider
-        self._by_name.update(dict.fromkeys(names, kind))
+        for format_name, layout in kind.layouts.items():
+            self._by_name.update(dict.fromkeys(((format_name, name) for name in layout.names), kind))
+
+    def _check_names(self, kind: NodeKind, format_name: str, layout: Layout) -> None:
+        """Raise PluginError if another kind has a class name of a layout."""
+        for name in layout.names:
+            owner = self._by_name.get((format_name, name), kind)
+            if owner.tag != kind.tag:
+                raise PluginError(f"the name {name!r} in {format_name!r} is taken by the kind {owner.tag!r}")
+
+    def add_layout(self, tag: str, format_name: str, layout: Layout) -> None:
+        """Let a format store the kind of a tag with a layout, which replaces an earlier one of that format.
+
+        Raises:
+            PluginError: a class name of the layout belongs to another kind.
+        """
+        kind = self._by_tag[tag]
+        self._check_names(kind, format_name, layout)
+        for same in [kind for kind in self._by_type.values() if kind.tag == tag]:
+            # In place, since encoded tables and the other registries hold the kind itself.
+            object.__setattr__(same, "layouts", {**same.layouts, format_name: layout})
+        self._by_name.update(dict.fromkeys(((format_name, name) for name in layout.names), kind))
 
     def add_alias(self, cls: type, tag: str) -> None:
         """Flatten nodes of a class as those of the kind with a tag."""

@@ -1,7 +1,6 @@
-"""The node kinds of core: how each format stores TensorDicts, lazy stacks, parameters and checkpoints.
+"""The node kinds of core: the records of TensorDicts, lazy stacks, parameters and checkpoints.
 
-The layouts of ``"memmap/1"`` and ``"consolidated/1"`` write metadata that tensordict reads, with its class names.
-Additional keys, which tensordict ignores, start with an underscore.
+A format that stores them in another form adds its layouts with :func:`td_core.kinds.add_layout`.
 """
 
 from __future__ import annotations
@@ -9,14 +8,9 @@ from __future__ import annotations
 from copy import copy
 
 import torch
-from torch import Tensor
 
 from .._encode.node_kinds import KINDS, NodeKind
-from .._encode.records import Layout, Record
-from .._methods.collection import TensorCollection
-from .._plans.plans import as_batch_size
-from .._tree.defaults import show_path
-from .._tree.dim_names import check_names, inherit_names
+from .._encode.records import Record
 from .._tree.node import Core
 from ..errors import BatchSizeError, FormatError
 from .checkpoint import Checkpoint
@@ -42,43 +36,6 @@ def _unflatten_dense(record: Record) -> TensorDict:
         except BatchSizeError as error:
             raise FormatError(str(error)) from error
     return td.lock_() if locked else td
-
-
-def _dense_to_directory(td: Core) -> Record:
-    meta: dict[str, object] = {
-        "shape": list(td.batch_size),
-        "device": "cpu",
-        "_type": "<class 'tensordict._td.TensorDict'>",
-        "_format_version": 1,
-        "_class": "tensordict:TensorDict",
-    }
-    if td._names is not None:
-        meta["_names"] = list(td._names)
-    if td._locked is True:
-        meta["_locked"] = True
-    return Record(meta, dict(td._children()))
-
-
-def _dense_from_directory(record: Record) -> TensorDict:
-    meta = record.meta
-    size, listed, device = as_batch_size(meta["shape"]), meta.get("_names"), meta.get("device")
-    names = check_names(listed, len(size)) if isinstance(listed, list) else None
-    device = None if device in (None, "None") else torch.device(device)
-    td: TensorDict = (record.cls or TensorDict)._make(dict(record.entries), size, device, names)
-    _set_names_below(td)
-    if meta.get("_locked") is True:
-        td.lock_()
-    return td
-
-
-def _set_names_below(td: TensorDict) -> None:
-    """Copy the dim names of a node to its value nodes without names, whose names the files do not store."""
-    names = td._names
-    if names is None:
-        return
-    for key, child in dict(td._children()).items():
-        if not isinstance(child, Tensor) and child._names is None:
-            td._set_child(key, inherit_names(child, names, show_path((key,))))
 
 
 def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
@@ -127,33 +84,6 @@ def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
     return stack
 
 
-def _stack_to_directory(stack: LazyStackedTensorDict) -> Record:
-    meta: dict[str, object] = {
-        "_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>",
-        "_format_version": 1,
-        "_class": "tensordict:LazyStackedTensorDict",
-        "stack_dim": stack._stack_dim,
-        "stack_dim_name": stack._stack_dim_name,
-        # Store the number, to detect a missing member on load; tensordict counts the directories.
-        "_members": len(stack._members),
-    }
-    if not stack._members:
-        meta["_batch_size"] = list(stack._empty_size)
-    if stack._locked is True:
-        meta["_locked"] = True
-    return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
-
-
-def _stack_from_directory(record: Record) -> LazyStackedTensorDict:
-    provided = record.meta
-    meta = {name: provided.get(name) for name in ("stack_dim", "stack_dim_name")}
-    if "_batch_size" in provided:
-        meta["batch_size"] = provided["_batch_size"]
-    return _unflatten_stack(
-        Record({**meta, "locked": provided.get("_locked")}, members=record.members, cls=record.cls)
-    )
-
-
 def _flatten_params(params: TensorDictParams) -> Record:
     inner = params._tensordict
     meta = {"no_convert": bool(params._no_convert), "roles": get_roles(inner)}
@@ -199,14 +129,6 @@ def _attributes_of_params(params: TensorDictParams) -> dict[str, object]:
     }
 
 
-def _params_to_directory(params: TensorDictParams) -> Record:
-    inner = params._tensordict
-    layout = KINDS.of(inner).layouts["memmap/1"]
-    record = layout.flatten(inner)
-    record.meta.setdefault("_type", layout.names[0])
-    return record
-
-
 def _flatten_checkpoint(node: Checkpoint) -> Record:
     return Record.of(node, dict(node._children()), values={"treedef": node.treedef})
 
@@ -216,61 +138,14 @@ def _unflatten_checkpoint(record: Record) -> Checkpoint:
     return Checkpoint(_unflatten_dense(Record(record.meta, record.entries)), treedef)
 
 
-def _dense_to_buffer(td: TensorCollection) -> Record:
-    device = None if td.device is None else str(td.device)
-    meta = {
-        "device": device,
-        "names": td.names,
-        "batch_size": list(td.batch_size),
-        "is_locked": td._locked is True,
-    }
-    return Record(meta, dict(td._children()))
-
-
-def _dense_from_buffer(record: Record) -> TensorDict:
-    td = _unflatten_dense(Record(record.meta, record.entries))
-    _set_names_below(td)
-    if record.read_field("is_locked", bool, _NONE):
-        td.lock_()
-    return td
-
-
-def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:
-    record = _flatten_stack(stack)  # only stacks without hooks, which the format cannot store
-    record.meta.pop("locked", None)
-    record.meta = {"stack_dim_name": None, **record.meta, "is_locked": stack._locked is True}
-    return record
-
-
-def _stack_from_buffer(record: Record) -> LazyStackedTensorDict:
-    return _unflatten_stack(
-        Record({**record.meta, "locked": record.meta.get("is_locked")}, members=record.members)
-    )
-
-
-_DENSE = ("<class 'tensordict._td.TensorDict'>",)
-_STACK = ("<class 'tensordict._lazy.LazyStackedTensorDict'>",)
-_DENSE_LAYOUTS = {
-    "memmap/1": Layout(_dense_to_directory, _dense_from_directory, _DENSE),
-    "consolidated/1": Layout(_dense_to_buffer, _dense_from_buffer, ("TensorDict",)),
-}
-_STACK_LAYOUTS = {
-    "memmap/1": Layout(_stack_to_directory, _stack_from_directory, _STACK),
-    "consolidated/1": Layout(_stack_to_buffer, _stack_from_buffer, ("LazyStackedTensorDict",)),
-}
-# No class names: parameters are saved as the collection they hold, so no file names this kind.
-_PARAMS_LAYOUTS = {"memmap/1": Layout(_params_to_directory, _unflatten_params)}
 for _kind in (
-    NodeKind("TensorDict", TensorDict, _flatten_dense, _unflatten_dense, _DENSE_LAYOUTS),
-    NodeKind(
-        "LazyStackedTensorDict", LazyStackedTensorDict, _flatten_stack, _unflatten_stack, _STACK_LAYOUTS
-    ),
+    NodeKind("TensorDict", TensorDict, _flatten_dense, _unflatten_dense),
+    NodeKind("LazyStackedTensorDict", LazyStackedTensorDict, _flatten_stack, _unflatten_stack),
     NodeKind(
         "TensorDictParams",
         TensorDictParams,
         _flatten_params,
         _unflatten_params,
-        _PARAMS_LAYOUTS,
         attributes=_attributes_of_params,
         select=_select_roles,
     ),

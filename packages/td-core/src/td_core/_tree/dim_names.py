@@ -172,3 +172,13 @@ def inherit_names(entry: Any, names: Names, path: str) -> Any:
     named = entry._shallow_copy()
     named._set_names(names + rest)
     return named
+
+
+def name_nodes_below(node: Core) -> None:
+    """Copy the dim names of a decoded node to its direct nodes without names: files do not store those of values."""
+    names = node._names
+    if names is None:
+        return
+    for key, child in dict(node._children()).items():
+        if not isinstance(child, Tensor) and child._names is None:
+            node._set_child(key, inherit_names(child, names, repr(key)))
