@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -17,15 +17,16 @@ from .._torch.arrays import as_tensor
 from .._torch.dtypes import as_dtype
 from .._torch.private import get_base
 from .._tree.backends import get_backends
-from .._tree.defaults import call_once_per_leaf
+from .._tree.defaults import call_once_per_leaf, check_same_form, show_path
 from .._tree.devices import as_device, set_device_labels
-from .._tree.gradients import pair_leaves
-from .._tree.node import Core, copy_leaf
-from .._tree.walks import has_entries, list_nested, walk
+from .._tree.node import LEAF_KINDS, Core, copy_leaf
+from .._tree.walks import has_entries, list_nested, visit, walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
-from ..errors import StructureError
+from ..errors import KeyMismatchError, StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .operands import CoreT, raise_at_leaf, transform
+
+Pairs = list[tuple[Tensor, Tensor]]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -280,3 +281,54 @@ def view_as_plain(leaf: Tensor) -> Tensor:
     ):
         return leaf
     return leaf.as_subclass(Tensor)
+
+
+def pair_leaves(first: Core, second: Core, is_needed: Callable[[Tensor], object]) -> Pairs:
+    """Pair each leaf of ``first`` that ``is_needed`` accepts with the leaf of ``second``; KeyMismatchError if it is missing.
+
+    Values, and nodes without such leaves, may be missing in ``second``, which may have more entries.
+    """
+    pairs: Pairs = []
+
+    def pair(left: Core, right: Core, path: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
+        _check_members(left, right, path)
+        for own, other in left._zip_members(right):
+            missing = []
+            for key, child in dict(own._children()).items():
+                leaf = _get_leaf(child)
+                given = other._get_child(key) if key in other._children() else None
+                if has_entries(child) and given is not None and has_entries(given):
+                    yield child, given, (*path, key)
+                elif not any(map(is_needed, child._leaves() if leaf is None else [leaf])):
+                    continue  # values, or a node that holds no such leaf
+                elif given is None:
+                    missing.append(key)
+                else:
+                    check_same_form(child, given, (*path, key))
+                    pairs.append((leaf, _get_leaf(given)))
+            if missing:
+                raise KeyMismatchError(
+                    f"the structures differ at {show_path(path)}: missing keys {missing}, of which each holds a leaf that "
+                    "needs a counterpart"
+                )
+
+    visit(pair, first, second, ())
+    return pairs
+
+
+def _get_leaf(child: Any) -> Any:
+    """Return the tensor of an entry, which may be in a node that represents one leaf; None for any other node."""
+    if isinstance(child, Tensor):
+        return child
+    return child._leaves()[0] if type(child) in LEAF_KINDS else None
+
+
+def _check_members(left: Core, right: Core, path: tuple[str, ...]) -> None:
+    """Raise StructureError if a collection cannot be split along the stack dim of a lazy stack."""
+    members, dim = left._members_and_dim() or ((), 0)
+    size = right.batch_size
+    if members and size[dim : dim + 1] != (len(members),):
+        raise StructureError(
+            f"the structures differ at {show_path(path)}: a lazy stack of {len(members)} members along dim {dim} there, "
+            f"batch size {list(size)} here"
+        )

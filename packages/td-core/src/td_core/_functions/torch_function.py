@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from .._torch.dtypes import as_dtype
 from .._torch.operators import OPERATIONS
 from .._tree.devices import as_device, set_device_labels
-from .._tree.gradients import pair_leaves
 from .._tree.node import Core
+from .casting import pair_leaves
 from .joining import cat, stack
 from .operands import run_each_leaf
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from td_core import KeyMismatchError, StructureError, TensorDict, lazy_stack
-from td_core._tree.gradients import pair_leaves
+from td_core._functions.casting import pair_leaves
 
 
 def needs_grad(leaf: Tensor) -> bool:
