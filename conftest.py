@@ -19,7 +19,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from td_core import TensorDict
-from td_core.plugins.placeholders import Placeholder
+from td_core.plugins.siblings import Placeholder
 
 ROOT = Path(__file__).parent
 PLUGINS = {path.name.replace("-", "_") for path in (ROOT / "packages").iterdir()} - {"td_core"}

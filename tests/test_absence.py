@@ -10,7 +10,7 @@ import torch
 
 from td_core import MissingPluginError, TensorCollection, TensorDict, TensorDictParams, lazy_stack
 from td_core.errors import FIRST_PARTY
-from td_core.plugins.placeholders import METHODS as PACKAGES
+from td_core.plugins.siblings import METHODS as PACKAGES
 
 METHODS = [(package, name) for name, package in PACKAGES.items()]
 

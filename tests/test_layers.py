@@ -41,7 +41,7 @@ LAYERS = [
     ["_python"],
     [
         "plugins.methods",
-        "plugins.placeholders",
+        "plugins.siblings",
     ],
     ["_plans"],
     ["_tree"],
@@ -51,7 +51,6 @@ LAYERS = [
     ["_transforms"],
     ["_functions"],
     ["_convert"],
-    ["plugins.siblings"],
     ["_methods"],
     ["_kinds"],
     ["kinds"],

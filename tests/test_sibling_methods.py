@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from td_core import TensorDict
-from td_core.plugins.placeholders import METHODS, PROPERTIES, Placeholder
+from td_core.plugins.siblings import METHODS, PROPERTIES, Placeholder
 
 STUB = Path(__file__).parents[1] / "packages/td-core/src/td_core/plugins/methods.pyi"
 P = inspect.Parameter

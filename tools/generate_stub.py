@@ -3,7 +3,7 @@
     python tools/generate_stub.py          write the stub
     python tools/generate_stub.py --check  exit with 1 if it differs from what would be written
 
-The names are those of ``PROVIDED`` in ``placeholders.py``. The hook ``td_methods`` of a package has the function of each name,
+The names are those of ``PROVIDED`` in ``siblings.py``. The hook ``td_methods`` of a package has the function of each name,
 from which the stub takes signature and first sentence. The tool reads sources and imports none of them.
 """
 
@@ -123,12 +123,12 @@ def wrap(name: str, parameters: list[str], returns: str) -> list[str]:
 
 def read_provided() -> dict[str, tuple[str, ...]]:
     """Return the names of the methods of each package."""
-    tree = ast.parse((PLUGINS / "placeholders.py").read_text(encoding="utf-8"))
+    tree = ast.parse((PLUGINS / "siblings.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PROVIDED":
             provided: dict[str, tuple[str, ...]] = ast.literal_eval(node.value)
             return provided
-    raise ValueError("placeholders.py has no PROVIDED")
+    raise ValueError("siblings.py has no PROVIDED")
 
 
 def iter_functions(package: str) -> Iterator[Function]:

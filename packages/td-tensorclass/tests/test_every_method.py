@@ -19,7 +19,7 @@ from torch import Tensor
 from td_core import Description, TensorCollection, TensorDict
 from td_core._functions.packing import PackLayout
 from td_core.errors import LockedError
-from td_core.plugins.placeholders import METHODS
+from td_core.plugins.siblings import METHODS
 from td_tensorclass import NonTensorStack, TensorClass, UnknownFieldError, tensorclass
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from td_core import MissingPluginError
-from td_core.plugins.placeholders import METHODS, PROTOCOLS
-from td_core.plugins.siblings import SiblingMethods
+from td_core.plugins.siblings import METHODS, PROTOCOLS, SiblingMethods
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import torch
 from td_core import MissingPluginError, TensorDict
 from td_core.errors import FIRST_PARTY
 from td_core.plugins.methods import DeclaredMethods
-from td_core.plugins.placeholders import METHODS, PROPERTIES, Placeholder
-from td_core.plugins.siblings import SiblingMethods
+from td_core.plugins.siblings import METHODS, PROPERTIES, Placeholder, SiblingMethods
 
 pytestmark = pytest.mark.usefixtures("no_sibling")
 

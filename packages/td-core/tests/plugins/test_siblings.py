@@ -11,8 +11,7 @@ import pytest
 from td_core import TensorDict, TensorDictParams, lazy_stack
 from td_core._kinds.checkpoint import Checkpoint
 from td_core.errors import PluginError
-from td_core.plugins.placeholders import METHODS, PROTOCOLS, Placeholder
-from td_core.plugins.siblings import SiblingMethods, attach, detach
+from td_core.plugins.siblings import METHODS, PROTOCOLS, Placeholder, SiblingMethods, attach, detach
 
 pytestmark = pytest.mark.usefixtures("no_sibling")
 
