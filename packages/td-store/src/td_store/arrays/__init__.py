@@ -20,10 +20,16 @@ from __future__ import annotations
 
 from td_core.spi import get_most_nodes, make_table_header, prune_table
 
-from .array_batch_sizes import find_batch_sizes
 from .array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
 from .array_rows import Rows, Stack, TableBuilder, find_stacks
-from .build_collection import RefusedValues, build_collection, build_leaves, join_rows, refuse_values
+from .build_collection import (
+    RefusedValues,
+    build_collection,
+    build_leaves,
+    find_batch_sizes,
+    join_rows,
+    refuse_values,
+)
 from .check_arrays import (
     check_arrays,
     check_growing,
