@@ -22,8 +22,7 @@ from td_core.typing import DeviceType
 from . import _wire
 from ._consolidated_backend import CollectionT
 from ._group import FAILED, MARK, Group, check_mark, peer_error, text_to_bytes
-from ._memory import get_bytes, make_vector
-from ._message_ends import END, compare_end, compare_tails, expect_end, expect_tails
+from ._memory import END, compare_end, compare_tails, expect_end, expect_tails, get_bytes, make_vector
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

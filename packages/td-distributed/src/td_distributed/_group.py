@@ -13,8 +13,7 @@ from torch import Tensor
 from td_core.errors import FormatError, StructureError
 from td_core.spi import as_device
 
-from ._memory import allocate, get_bytes, make_vector
-from ._message_ends import END, compare_end, expect_end
+from ._memory import END, allocate, compare_end, expect_end, get_bytes, make_vector
 
 #: The first number of every message: "td_wire" in ASCII.
 MARK = 0x74645F77697265

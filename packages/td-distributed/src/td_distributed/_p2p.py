@@ -18,18 +18,17 @@ from torch import Tensor
 from td_core import TensorCollection
 from td_core.errors import FormatError
 
-from . import _message_ends, _reference_wire, _send_paths, _wire
+from . import _memory, _reference_wire, _send_paths, _wire
 from ._consolidated_backend import get_backend
 from ._group import MARK, device_of
-from ._memory import allocate, get_bytes
-from ._message_ends import compare_end, compare_tails, expect_end, expect_tails
+from ._memory import allocate, compare_end, compare_tails, expect_end, expect_tails, get_bytes
 from ._receive import ReceiveTarget, deliver_files
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 WIRES = ("td", "reference")
-_NO_END = bytes(len(_message_ends.END))
+_NO_END = bytes(len(_memory.END))
 
 
 @dataclass(slots=True)
@@ -404,7 +403,7 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
         known is not None
         and arrival is not None
         and arrival[1] == known.front()
-        and arrival[3] == _message_ends.END
+        and arrival[3] == _memory.END
     ):
         yield
         target.deliver(known, arrival[2])
@@ -482,13 +481,13 @@ def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple
             "what arrived is not a message of send(); does the peer use the same wire= and init_tag=?"
         )
     compare_end(first, _wire.ROOM)
-    size = length if _wire.fits_in_first(length, nbytes) else length + count * _message_ends.TAIL
+    size = length if _wire.fits_in_first(length, nbytes) else length + count * _memory.TAIL
     stop = _wire.FRONT.size + size
     inside = data[_wire.FRONT.size : stop]
     described = bytes(inside if stop <= _wire.ROOM else get_bytes(peer.recv(allocate(size, peer.device()))))
     header = described[:length]
     if stop > _wire.ROOM and _wire.compute_digest(header) != digest:
-        raise _message_ends.cut_error("the header of a message", length)
+        raise _memory.cut_error("the header of a message", length)
     return header, described[length:], count, nbytes
 
 

@@ -19,7 +19,7 @@ from td_core.spi import copy_all, is_stored, parse_json, show_path
 
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._group import Group, bytes_to_text, peer_error, text_to_bytes
-from ._message_ends import END
+from ._memory import END
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

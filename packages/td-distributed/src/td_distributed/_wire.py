@@ -26,8 +26,7 @@ from td_core.spi import as_named, parse_json
 from . import _consolidated_file, _key_paths, _storage
 from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend
 from ._group import MARK
-from ._memory import get_bytes, make_vector
-from ._message_ends import END, TAIL, list_tails
+from ._memory import END, TAIL, get_bytes, list_tails, make_vector
 from ._storage import Layout
 
 LARGEST_HEADER = 1 << 28
