@@ -12,11 +12,11 @@ import torch
 
 from td_core import TensorDict
 from td_core.testing import assert_same, copy_at_os_calls, installed, kill_at_os_call, watch_os
-from td_safetensors import _files, _write_save, plugin
+from td_safetensors import _find_save, _write_save, plugin
 from td_store import _temporary_files
 
 #: The modules that write files.
-MODULES = (_files, _temporary_files, _write_save)
+MODULES = (_find_save, _temporary_files, _write_save)
 
 
 @pytest.fixture(autouse=True, scope="session")

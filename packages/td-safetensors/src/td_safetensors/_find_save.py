@@ -1,4 +1,4 @@
-"""Find the tensors of a save, in a file, in shards or at a URL, and the header that describes the collection."""
+"""Find the tensors of a save, in a file, in shards or at a URL, and the header that describes the collection; open files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from torch import Tensor
 
 from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import check_table, load_table
+from td_core.spi import check_table, load_table, open_regular
 from td_store.arrays import Place, compute_check, list_names, map_file, view_mapped
 
 from ._byte_ranges import LocalReader, RangeReader, RangeSource
-from ._files import open_for_reading, read_bytes
 from ._format import DTYPES, MAX_HEADER, Array, Header, get_dtype, parse_json, read_header
 from ._reference import build_foreign_table, read_reference
 from ._remote_files import RemoteFile, connect, is_url
 from ._shards import check_weight_map, choose_file
+
+#: File systems whose mapped pages are fetched one by one over a network.
+_NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs", "fuse")
 
 
 class File:
@@ -240,3 +242,38 @@ def _read_header(metadata: Mapping[str, str], path: str) -> Any:
             f"{path}: the headers td and tensordict differ; another program changed one of them"
         )
     return header
+
+
+@contextlib.contextmanager
+def open_for_reading(path: str, *, write: bool = False) -> Iterator[int]:
+    """Open a file for the duration of a block; with ``write`` also for writing."""
+    fd = open_regular(path, write)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_bytes(fd: int, size: int, position: int) -> bytes:
+    """Read bytes of a file; fewer if it ends before."""
+    pieces = []
+    while size and (piece := os.pread(fd, size, position)):
+        pieces.append(piece)
+        size, position = size - len(piece), position + len(piece)
+    return b"".join(pieces)
+
+
+def is_on_network(path: str) -> bool:
+    """Return True if a file is on a network file system, as far as the system lists its mounts."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+        device = os.stat(path).st_dev
+    except OSError:
+        return False
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        fields, _, kind = line.partition(" - ")
+        if fields.split()[2:3] == [wanted]:
+            return kind.startswith(_NETWORK)
+    return False

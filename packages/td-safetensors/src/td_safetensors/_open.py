@@ -28,8 +28,7 @@ from td_store.arrays import (
 from td_store.files import identify_file
 
 from ._byte_ranges import open_place
-from ._files import open_for_reading
-from ._find_save import Save, open_file, open_save
+from ._find_save import Save, open_file, open_for_reading, open_save
 from ._write_save import create_file
 
 #: Inode, size, time of the last write (None for a file that is written), and time of birth, which old pickles lack.

@@ -18,8 +18,7 @@ from td_core.typing import Progress
 from td_store.arrays import build_collection, build_leaves, list_names, read_into
 
 from ._byte_ranges import open_place
-from ._files import is_on_network
-from ._find_save import File, Save, open_save, view_storage
+from ._find_save import File, Save, is_on_network, open_save, view_storage
 from ._format import DTYPES, Array
 
 #: Tensors below this size are read together where they are neighbours.

@@ -1,4 +1,4 @@
-"""Write a planned save to one file, or to shards with an index as model hubs have them."""
+"""Plan a save, and write it to one file, or to shards with an index as model hubs have them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,11 +25,11 @@ from td_core.spi import (
     run_parallel,
 )
 from td_core.typing import Progress
-from td_store.arrays import PlannedArray
+from td_store.arrays import PlannedArray, make_array_plan
 from td_store.files import Checksum, NewFile
 
 from ._format import NAMES, Array, build_header
-from ._layout_plan import Plan, make_plan
+from ._reference import describe
 from ._remote_files import is_url
 from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
 
@@ -281,3 +283,39 @@ def _save_shards(
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a save writes.
+
+    Attributes:
+        stored: the tensors by name, in the order of the tree; their positions in a file are not yet set.
+        header: the ``td`` header.
+        reference: the ``tensordict`` header, or None if it cannot describe the collection.
+    """
+
+    stored: dict[str, PlannedArray]
+    header: dict[str, Any]
+    reference: dict[str, Any] | None
+
+    def make_metadata(self, hashes: dict[str, object] | None = None) -> dict[str, str]:
+        """Return the metadata of a file: both headers as JSON."""
+        header = {**self.header, **({"hashes": hashes} if hashes else {})}
+        metadata = {"format": "pt"}
+        if self.reference is not None:
+            metadata["tensordict"] = json.dumps(self.reference)
+            header["beside"] = zlib.crc32(metadata["tensordict"].encode())
+        metadata["td"] = json.dumps(header, separators=(",", ":"))
+        return metadata
+
+
+def make_plan(data: object, *, blank: bool = False) -> Plan:
+    """Plan the save of a collection, without reading the elements of a leaf. With ``blank``, elements are not saved.
+
+    Raises:
+        CodecError: a value or leaf cannot be stored; the message has its key path.
+    """
+    # The format reserves the name __metadata__.
+    plan = make_array_plan(data, NAMES, ".".join, blank=blank, reserved=["__metadata__"])
+    return Plan(plan.arrays, plan.header, describe(plan.header, plan.leaves, plan.stacks))
