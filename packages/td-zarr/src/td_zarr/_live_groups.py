@@ -26,7 +26,7 @@ from td_store.arrays import (
 
 from ._array_documents import ChunkOptions, join_names
 from ._group_header import GroupContent, list_documents, read_group
-from ._group_locations import find_objects
+from ._local_objects import find_objects
 from ._read_collections import Opener, open_with_content
 from ._write_groups import PlannedGroup, consolidate, dump_json, plan_group, save, write_entries
 from ._zarr_objects import TEMPORARY, Objects

@@ -32,8 +32,7 @@ from td_store.files import read_unreplaced
 from ._array_documents import ArrayInfo
 from ._chunk_access import ChunkSource, RawSource, map_raw, read_whole, rebuild_mapped
 from ._group_header import GroupContent, read_group
-from ._group_locations import find_local_path, find_objects
-from ._local_objects import LocalObjects
+from ._local_objects import LocalObjects, find_local_path, find_objects
 from ._opened_arrays import has_changed, has_replaced_arrays
 
 #: A load reads smaller chunks instead of mapping them: that is as fast, and a process has a limited number of mappings.

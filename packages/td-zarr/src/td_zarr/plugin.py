@@ -39,7 +39,7 @@ class ZarrFormat(Serializer):
     def detect(self, location: object, head: bytes) -> bool:
         """Return True for a directory, zip file or store with the metadata of a group."""
         if not isinstance(location, Path):
-            from ._group_locations import find_objects
+            from ._local_objects import find_objects
 
             return find_objects(location).get_many(["zarr.json", ".zgroup"]) != [None, None]
         if head.startswith(b"PK"):
