@@ -1,10 +1,19 @@
-"""TensorDictModuleBase: keys of modules that read and write collections, and the selection of output keys."""
+"""TensorDictModuleBase: keys of modules, the selection of output keys, and what pickles and ``fully_shard`` need of a module.
+
+Functions that have no importable name, such as lambdas, are pickled by their code with cloudpickle. ``fully_shard`` registers
+hooks on the tensors that a module returns, to gather the parameters again before the backward pass; it finds tensors in tuples,
+lists, dicts and dataclasses, but not in a collection.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
+import pickle
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 import torch
@@ -14,8 +23,6 @@ from typing_extensions import TypeVar
 from td_core import TensorCollection, TensorDict
 
 from ._module_keys import DeclaredKeys, Key, as_keys, declare_keys, remove_keys
-from ._portable import make_portable
-from ._sharded import show_results
 from .module_errors import SelectionError
 
 if TYPE_CHECKING:
@@ -289,3 +296,63 @@ def show_module(module: Any) -> str:
         return type(module).__name__
     name = getattr(inner, "__name__", type(inner).__name__)
     return f"{type(module).__name__}({name})"
+
+
+class _Code:
+    """A function as bytes that cloudpickle wrote; unpickling returns the function."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self.data,)
+
+
+def make_portable(function: Callable[..., Any]) -> Any:
+    """Convert a function to an object that can be pickled; a function with an importable name stays as it is.
+
+    Raises:
+        PicklingError: the function has no importable name, and cloudpickle is not installed.
+    """
+    if isinstance(function, (nn.Module, type)) or not _is_nameless(function):
+        return function
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ModuleNotFoundError:
+        raise pickle.PicklingError(
+            f"cannot pickle the function {function!r}, which no module has under its name; use a function of a module, "
+            "or install what pickles its code: pip install cloudpickle"
+        ) from None
+    return _Code(cloudpickle.dumps(function))
+
+
+def _is_nameless(function: Any) -> bool:
+    """Return True if pickle cannot import a function by name: a lambda or a local function, for example."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    name = getattr(function, "__qualname__", None)
+    if name is None or not hasattr(function, "__code__"):
+        return False
+    result: Any = sys.modules.get(function.__module__)
+    for part in name.split("."):
+        result = getattr(result, part, None)
+    return result is not function
+
+
+def show_results(cls: Any) -> None:
+    """Register the backward hooks of FSDP2 for returned collections, in a class that ``fully_shard`` created."""
+    if not any(base.__name__ == "FSDPModule" for base in cls.__bases__):
+        return
+
+    inherited = cls.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inherited(self, *args, **kwargs)
+        # This name is private in torch, so a release without it must not fail here.
+        register = getattr(self._get_fsdp_state(), "_register_pre_backward_hook", None)
+        if register is not None and isinstance(result, TensorCollection):
+            register(tuple(result.values(True, True)))
+        return result
+
+    cls.forward = forward
