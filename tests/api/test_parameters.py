@@ -206,7 +206,9 @@ def public() -> dict[str, Callable[..., Any]]:
         if group["on"] == "collection":
             owner = td_core.TensorDict
         elif group["on"] == "module":
-            owner = pytest.importorskip(group["package"].replace("-", "_"))
+            owner = pytest.importorskip(
+                "td" if group["package"] == "td-all" else group["package"].replace("-", "_")
+            )
         for name, facts in group["names"].items() if owner is not None else ():
             if facts["kind"] in ("method", "classmethod", "staticmethod", "function"):
                 member = (

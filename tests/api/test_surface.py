@@ -194,6 +194,8 @@ def test_class_has_public_name(entry: Name) -> None:
 @pytest.mark.parametrize("package", sorted({group["package"] for group in SURFACE}))
 def test_surface_lists_every_name_of_module(package: str) -> None:
     listed = {entry.values[0].name for entry in list_names("module") if entry.values[0].package == package}
+    if package == "td-all":  # which has the names of the other packages, too
+        listed = {entry.values[0].name for entry in list_names("module")}
     public = {name for name in import_package(package).__all__ if not name.startswith("_")}
     assert public - listed == set()
 

@@ -24,6 +24,7 @@ from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from td._alias import install_as_tensordict as install_as_tensordict
+    from td._names_of_tensordict import *  # noqa: F403
     from td_core import *  # noqa: F403
     from td_core import open as open  # noqa: A004
     from td_distributed import *  # noqa: F403
@@ -41,6 +42,7 @@ __version__ = _td_core.__version__
 _PACKAGES = (_td_store, _td_nn, _td_distributed, _td_memmap, _td_tensorclass, _td_core)
 _NAMES = {
     "._alias": ["install_as_tensordict"],
+    "._names_of_tensordict": ["lazy_legacy", "parse_tensor_dict_string", "set_lazy_legacy"],
     **{package.__name__: package.__all__ for package in _PACKAGES},
     "td_core": [*_td_core.__all__, "open"],
 }

@@ -26,7 +26,6 @@ with _pause_collector():
         fromkeys,
         make_tensordict,
     )
-    from ._convert.parse_repr import parse_tensor_dict_string
     from ._encode.decode import decode
     from ._encode.node_kinds import Encoded, NodeKind, encode
     from ._encode.records import Layout, Record
@@ -66,9 +65,7 @@ with _pause_collector():
     from ._python.settings import (
         get_defaults_to_none,
         get_printoptions,
-        lazy_legacy,
         set_get_defaults_to_none,
-        set_lazy_legacy,
         set_printoptions,
     )
     from ._torch.dtypes import is_bool, is_floating, is_inexact, is_integer
@@ -107,7 +104,7 @@ __all__ = [
     "TensorCollection", "TensorDict", "TensorDictBase", "LazyStackedTensorDict", "TensorDictParams", "Buffer",
     "LinkedList", "from_any", "from_dict", "from_list", "from_module", "from_modules", "from_namedtuple",
     "from_pytree", "from_schema", "from_struct_array", "from_tuple", "fromkeys", "make_tensordict",
-    "parse_tensor_dict_string", "stack", "cat", "lazy_stack", "maybe_dense_stack", "dense_stack_tds",
+    "stack", "cat", "lazy_stack", "maybe_dense_stack", "dense_stack_tds",
     "merge_tensordicts", "collate", "group_by", "isin", "remove_duplicates", "pad", "pad_sequence",
     "unpad_sequence", "PackLayout", "assert_allclose_td", "assert_close", "expand_as_right", "expand_right",
     "is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection", "default_is_leaf",
@@ -116,8 +113,8 @@ __all__ = [
     "Tree", "Report", "Problem", "Description", "DescriptionRow", "encode",
     "decode", "Encoded", "Record", "split_value", "join_value", "NodeKind",
     "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "make_classmethod", "hookimpl", "plugins",
-    "get_defaults_to_none", "set_get_defaults_to_none", "get_printoptions", "set_printoptions", "lazy_legacy",
-    "set_lazy_legacy", "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
+    "get_defaults_to_none", "set_get_defaults_to_none", "get_printoptions", "set_printoptions",
+    "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
     "CycleError", "DepthError", "DimError", "DimNamesError", "FormatError", "KeyMismatchError",
     "KeyPathError", "KeyTakenError", "KeyThroughLeafError", "LockedError", "MissingPluginError",
     "PluginError", "Source", "StructureError", "TensorDictFuture", "UnsupportedOperationError",

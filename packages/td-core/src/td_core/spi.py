@@ -30,7 +30,7 @@ from ._plans.shapes import stack_plan
 from ._python.public_names import LazyFunction, lazy_names, set_module
 from ._python.settings import RULES, Switch
 from ._torch.arrays import as_tensor
-from ._torch.dtypes import STORABLE, as_dtype
+from ._torch.dtypes import SHORT_NAMES, STORABLE, as_dtype
 from ._torch.kernels import PLAIN
 from ._torch.private import (
     count_users,
@@ -59,17 +59,18 @@ from ._writes import row_buffers
 from ._writes.run import copy_all
 
 __all__ = [
-    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "STORABLE", "VERSION", "WRAPPING",
-    "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "Node", "ShapePlan", "StorageBackend",
-    "StoredLeaf", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype",
-    "as_named", "as_tensor", "check_in_memory", "check_mode", "check_names", "check_regular", "check_same_format",
-    "check_table", "check_unlocked", "check_whole", "compare_check_line", "copy_all", "count_users", "decode_table",
-    "describe_table", "dump_table", "expand", "foreach_kernel", "get_most_nodes", "guard_forms", "is_aliasing",
-    "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "make_dense",
-    "make_nested_view", "make_reporter", "make_table_header", "name_nodes_below", "new_object", "open_regular",
-    "parse_json", "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree", "row_buffers",
-    "run_command", "run_in_background", "run_parallel", "save_together", "select_keys", "set_module", "show_path",
-    "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk", "without_torch_function",
+    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "SHORT_NAMES", "STORABLE", "VERSION",
+    "WRAPPING", "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "Node", "ShapePlan",
+    "StorageBackend", "StoredLeaf", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device",
+    "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_names", "check_regular",
+    "check_same_format", "check_table", "check_unlocked", "check_whole", "compare_check_line", "copy_all",
+    "count_users", "decode_table", "describe_table", "dump_table", "expand", "foreach_kernel", "get_most_nodes",
+    "guard_forms", "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table",
+    "lock", "make_dense", "make_nested_view", "make_reporter", "make_table_header", "name_nodes_below", "new_object",
+    "open_regular", "parse_json", "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree",
+    "row_buffers", "run_command", "run_in_background", "run_parallel", "save_together", "select_keys", "set_module",
+    "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
+    "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.

@@ -14,9 +14,7 @@ from td_core import (
     TensorDict,
     get_defaults_to_none,
     get_printoptions,
-    lazy_legacy,
     set_get_defaults_to_none,
-    set_lazy_legacy,
     set_printoptions,
 )
 from td_core._python.settings import Switch
@@ -61,16 +59,6 @@ class TestSettings:
             with pytest.raises(KeyPathError):
                 read()
         assert get_defaults_to_none()
-
-    def test_set_lazy_legacy_true_raises(self) -> None:
-        assert lazy_legacy() is False
-        assert lazy_legacy(allow_none=True) is None
-        with set_lazy_legacy(False):
-            pass
-        set_lazy_legacy(False).set()
-        assert set_lazy_legacy(False)(len) is len
-        with pytest.raises(NotImplementedError, match="lazy views do not exist here"):
-            set_lazy_legacy(True)
 
 
 class Own(Switch):

@@ -11,12 +11,10 @@ import inspect
 import threading
 import types
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 __all__ = [
-    "get_defaults_to_none", "get_printoptions", "lazy_legacy", "set_get_defaults_to_none",
-    "set_lazy_legacy", "set_printoptions",
+    "get_defaults_to_none", "get_printoptions", "set_get_defaults_to_none", "set_printoptions",
 ]  # fmt: skip
 
 FnT = TypeVar("FnT", bound=Callable[..., Any])
@@ -252,42 +250,3 @@ def get_defaults_to_none() -> bool:
     True
     """
     return SETTINGS.get_defaults_to_none
-
-
-class set_lazy_legacy(nullcontext[None]):  # noqa: N801  named as in tensordict
-    """Accept the switch of tensordict for legacy lazy views; only False is supported, since td has no lazy views.
-
-    Raises:
-        NotImplementedError: ``mode`` is True.
-
-    >>> with set_lazy_legacy(False):
-    ...     lazy_legacy()
-    False
-    """
-
-    def __init__(self, mode: bool) -> None:
-        super().__init__()
-        if mode:
-            raise NotImplementedError(
-                "lazy views do not exist here: shape operations return collections whose leaves are views; "
-                "use lazy_stack() for a stack that keeps its members (set_lazy_legacy was given True)"
-            )
-
-    def set(self) -> None:
-        """Do nothing: the setting is always False."""
-
-    def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn`` unchanged."""
-        return fn
-
-
-def lazy_legacy(allow_none: bool = False) -> bool | None:
-    """Return False: shape operations never return lazy views.
-
-    Args:
-        allow_none: return None instead, which means that the switch was never set.
-
-    >>> lazy_legacy()
-    False
-    """
-    return None if allow_none else False

@@ -1,4 +1,4 @@
-"""Parsing of printed collections: zeros of the printed structure, and errors that show the text."""
+"""Names for programs of tensordict: printed collections are parsed into zeros, and lazy views do not exist."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    LazyStackedTensorDict,
-    TensorDict,
-    parse_tensor_dict_string,
-    set_printoptions,
-)
+from td import lazy_legacy, parse_tensor_dict_string, set_lazy_legacy
+from td_core import LazyStackedTensorDict, TensorDict, set_printoptions
 
 
 def make_dense_td() -> TensorDict:
@@ -83,3 +79,20 @@ class TestParse:
     def test_parse_other_text_raises(self, text: str) -> None:
         with pytest.raises(ValueError, match=r"cannot read|not a printed collection"):
             parse_tensor_dict_string(text)
+
+    def test_parse_deep_tree_does_not_recurse(self) -> None:
+        td = TensorDict({"x": torch.zeros(1)})
+        for _ in range(2000):
+            td = TensorDict({"k": td})
+        assert parse_tensor_dict_string(repr(td)).depth == 2000
+
+
+def test_set_lazy_legacy_true_raises() -> None:
+    assert lazy_legacy() is False
+    assert lazy_legacy(allow_none=True) is None
+    with set_lazy_legacy(False):
+        pass
+    set_lazy_legacy(False).set()
+    assert set_lazy_legacy(False)(len) is len
+    with pytest.raises(NotImplementedError, match="lazy views do not exist here"):
+        set_lazy_legacy(True)

@@ -1,16 +1,19 @@
-"""Parse a printed collection into zeros of the printed shapes."""
+"""Functions that only programs of tensordict call: its switch for lazy views, and the parser of printed collections."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import torch
 
-from .._torch.dtypes import NAMES, SHORT_NAMES
-from .._tree.node import make_dense
+from td_core.spi import SHORT_NAMES, make_dense
 
-__all__ = ["parse_tensor_dict_string"]
+__all__ = ["lazy_legacy", "parse_tensor_dict_string", "set_lazy_legacy"]
+
+FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 _COMPACT_ROOT = re.compile(
     r"\w+\(batch_size=\[([\d,]*)\](?:, device=([\w:]+))?(?:, stack_dim=\d+)?, fields=\{"
@@ -96,9 +99,10 @@ def _ints(dims: str) -> tuple[int, ...]:
 
 
 def _long_leaf(leaf: re.Match[str]) -> torch.Tensor:
-    if (name := f"torch.{leaf[3]}") not in NAMES:
-        raise ValueError(f"cannot read {leaf[0]!r}: {name} is not a dtype")
-    return torch.zeros(_ints(leaf[1]), dtype=NAMES[name], device=leaf[2])
+    dtype = getattr(torch, leaf[3], None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"cannot read {leaf[0]!r}: torch.{leaf[3]} is not a dtype")
+    return torch.zeros(_ints(leaf[1]), dtype=dtype, device=leaf[2])
 
 
 def _compact_leaf(leaf: re.Match[str], size: tuple[int, ...], text: str) -> torch.Tensor:
@@ -112,3 +116,42 @@ def _unreadable(text: str, position: int) -> ValueError:
         f"cannot read {text[position : position + 60].strip()!r} at character {position}: only tensors and "
         "collections, printed with the default options, can be read back"
     )
+
+
+class set_lazy_legacy(nullcontext[None]):  # noqa: N801  named as in tensordict
+    """Accept the switch of tensordict for legacy lazy views; only False is supported, since td has no lazy views.
+
+    Raises:
+        NotImplementedError: ``mode`` is True.
+
+    >>> with set_lazy_legacy(False):
+    ...     lazy_legacy()
+    False
+    """
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        if mode:
+            raise NotImplementedError(
+                "lazy views do not exist here: shape operations return collections whose leaves are views; "
+                "use lazy_stack() for a stack that keeps its members (set_lazy_legacy was given True)"
+            )
+
+    def set(self) -> None:
+        """Do nothing: the setting is always False."""
+
+    def __call__(self, fn: FnT) -> FnT:
+        """Return ``fn`` unchanged."""
+        return fn
+
+
+def lazy_legacy(allow_none: bool = False) -> bool | None:
+    """Return False: shape operations never return lazy views.
+
+    Args:
+        allow_none: return None instead, which means that the switch was never set.
+
+    >>> lazy_legacy()
+    False
+    """
+    return None if allow_none else False
