@@ -13,7 +13,7 @@ from .._tree.node import Core
 from ..plugins.siblings import SiblingMethods
 from .apply import ApplyMixin
 from .casting import CastingMixin
-from .conversion import ConversionMixin
+from .conversion import ConversionMixin, ReprMixin
 from .device_moves import DeviceMixin
 from .dtypes import DtypeMixin
 from .elements import ElementMixin
@@ -24,11 +24,9 @@ from .metadata import MetadataMixin
 from .modules import ModuleMixin
 from .packing import PackMixin
 from .parallel import ParallelMixin
-from .pickling import PickleMixin
 from .pointwise import PointwiseMixin
-from .printing import ReprMixin
 from .reductions import ReductionMixin
-from .saving import SaveMixin
+from .saving import PickleMixin, SaveMixin
 from .select import SelectMixin
 from .shape import ShapeMixin
 from .state import StateDictMixin

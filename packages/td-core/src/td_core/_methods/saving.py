@@ -1,11 +1,18 @@
-"""``save`` and ``load`` in any registered format."""
+"""``save`` and ``load`` in any registered format, and the protocols of pickles and copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .._encode.node_kinds import as_named
+from .._encode.node_kinds import as_named, encode
+from .._encode.pickling import (
+    copy_deeply,
+    copy_with_attributes,
+    make_state,
+    reduce_collection,
+    restore_state,
+)
 from .._formats.locations import Location, show_location
 from .._formats.saving import bind_options, load_as_class, load_in_place, save_without_defaults
 from .._formats.saving import open as open_saved
@@ -128,3 +135,39 @@ class SaveMixin(Core):
 
 #: The defaults of the options that :meth:`SaveMixin.save` has for all formats.
 _DEFAULTS = {"copy_existing": False, **(SaveMixin.save.__kwdefaults__ or {})}
+
+
+class PickleMixin(Core):
+    """The pickle and copy protocols.
+
+    Deep copies and pickles keep the attributes that were set on instances of subclasses and on modules, in every node;
+    :func:`copy.copy` keeps those of the root. Operations and other formats drop them.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return a rebuild function and plain arguments, or the result of a ``__reduce__`` that the class defines."""
+        if (
+            type(self).__reduce__ is not object.__reduce__
+            or type(self).__getstate__ is not PickleMixin.__getstate__
+        ):
+            return object.__reduce_ex__(self, protocol)  # type: ignore[return-value]
+        return reduce_collection(self, protocol)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """Return the encoded tree for ``__setstate__``."""
+        encoded = encode(self, shared=True)
+        return make_state(encoded, encoded.leaves)
+
+    def __setstate__(self, state: Any) -> None:
+        """Restore the collection that ``__getstate__`` encoded, or set the attributes of the root."""
+        restore_state(self, state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy the leaves and values; an object that occurs twice is copied once."""
+        return copy_deeply(self, memo)
+
+    def __copy__(self) -> Self:
+        """Return a shallow copy: new nodes, the same leaves."""
+        return copy_with_attributes(self)
