@@ -465,10 +465,7 @@ def _read_header(target: ReceiveTarget, header: bytes, count: int, nbytes: int, 
 
 
 def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple[bytes, bytes, int, int]:
-    """Parse the first message: (header, ends of the payload messages, their number, their bytes).
-
-    If the peer requests the root, it is sent, and another first message is received.
-    """
+    """Parse a first message: (header, ends of the payload messages, their number, their bytes). Send the root if requested."""
     data = get_bytes(first)
     mark, length, count, nbytes, digest = _wire.FRONT.unpack_from(data)
     if mark == _send_paths.ASKS:

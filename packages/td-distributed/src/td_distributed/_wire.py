@@ -168,10 +168,7 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
 def split_message(
     collection: TensorCollection, device: torch.device, apart: bool
 ) -> tuple[int, int, list[Tensor]]:
-    """Encode a collection for a collective. Return (bytes of the header, bytes of header and storage, messages).
-
-    The first message has :data:`END` at its end, in addition to these bytes.
-    """
+    """Encode a collection for a collective: (bytes of the header, bytes of header and storage, messages with an end)."""
     message, encoded, storage = _make_message(collection, get_backend(collection) is not None)
     header, nbytes, end = make_vector(message.header), message.layout.nbytes, make_vector(END)
     size = len(header) + nbytes

@@ -356,11 +356,7 @@ def _write_text(owner: object, name: bytes, text: bytes) -> None:
 
 
 def read_header(file: object, path: str) -> Any:
-    """Return the header in the attributes of a file or group, or None if there is none.
-
-    Raises:
-        FormatError: the header is damaged.
-    """
+    """Return the header in the attributes of a file or group, None if there is none; FormatError if it is damaged."""
     with convert_errors(f"{path}: the td header"):
         root = h5py.h5g.open(file, b".")
         if not h5py.h5a.exists(root, b"td.0"):

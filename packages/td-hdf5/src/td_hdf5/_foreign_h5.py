@@ -69,11 +69,7 @@ def read_foreign(file: object, path: str, *, strict: bool | None, stacks: bool =
 
 
 def read_foreign_dataset(dataset: h5py.Dataset, path: str) -> Foreign:
-    """Read what describes a dataset of an open file, as the entry ``data`` of a collection.
-
-    Raises:
-        FormatError: it is damaged, or a collection cannot have it.
-    """
+    """Read what describes a dataset of an open file, as the entry ``data``; FormatError if a collection cannot have it."""
     reader = _Reader(path, 0, True, False)
     reader.name = dataset.name.strip("/")
     why = find_elsewhere(dataset.id, get_file_number(h5py.h5i.get_file_id(dataset.id)))

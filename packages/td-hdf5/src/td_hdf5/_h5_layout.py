@@ -70,11 +70,7 @@ def add_parents(names: Iterable[str]) -> set[str]:
 
 
 def make_layout(data: object, *, blank: bool = False) -> Layout:
-    """Plan the save of a collection, without reading the elements of a leaf. With ``blank``, elements are not saved.
-
-    Raises:
-        CodecError: a value or leaf cannot be stored; the message has its key path.
-    """
+    """Plan a save, if ``blank`` without elements, and read no leaf; CodecError if a value or leaf cannot be stored."""
     return _make_layout(data, lambda path: "/".join(map(escape_key, path)), blank)
 
 
@@ -109,11 +105,7 @@ def _has_array(path: KeyPath, join: Callable[[KeyPath], str], plan: ArrayPlan) -
 
 
 def read_arrays(header: Any, path: str) -> tuple[Encoded, dict[str, Array]]:
-    """Return the table of a header, with places as leaves and groups in its rows, and dtype and shape of each dataset.
-
-    Raises:
-        FormatError: the header is damaged, or of a later version.
-    """
+    """Return the table of a header, with places and groups, and dtype and shape by name; FormatError if it is damaged."""
     table = load_table(header, path)
     arrays: dict[str, Array] = {}
     try:

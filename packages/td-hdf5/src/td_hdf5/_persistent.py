@@ -363,11 +363,7 @@ def _open(path: str, mode: str, device: Any, options: dict[str, Any], *, stacks:
 def rebuild_persistent(
     path: str, identity: Any, keys: tuple[str, ...], mode: str, options: dict[str, Any]
 ) -> Any:
-    """Open the collection of a pickle.
-
-    Raises:
-        FormatError: another file was saved under the path.
-    """
+    """Open the collection of a pickle; FormatError if another file was saved under the path."""
     StoreFile.at(path, tuple(identity)).check()
     opened = _open(path, mode, None, options)
     return opened.get(keys) if keys else opened

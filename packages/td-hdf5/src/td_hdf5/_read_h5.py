@@ -163,11 +163,7 @@ def describe_file(file: object, path: str, *, strict: bool | None = None, stacks
 
 
 def read_save(header: Any, path: str, file: object = None) -> Save:
-    """Return the save that a header describes.
-
-    Raises:
-        FormatError: the header is damaged, or of a later version.
-    """
+    """Return the save that a header describes; FormatError if it is damaged, or of a later version."""
     table, arrays = read_arrays(header, path)
     others = list(header.get("others", ()))
     return Save(path, file, table, arrays, header.get("hashes"), False, others)

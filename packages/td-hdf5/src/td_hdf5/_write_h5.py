@@ -118,11 +118,7 @@ def save(
 
 
 def create_new(data: object, path: Location, options: Mapping[str, object]) -> None:
-    """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
-
-    Raises:
-        FileExistsError: something is at ``path``.
-    """
+    """Write a file of zeros with the structure, shapes and dtypes of a collection; FileExistsError if the path is taken."""
     fill = partial(_fill, make_layout(data, blank=True), options, blank=True)
     if isinstance(path, h5py.Group):
         if len(path):

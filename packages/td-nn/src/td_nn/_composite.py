@@ -462,11 +462,7 @@ def _refuse_unknown(names: Any, known: Any, where: str) -> None:
 
 
 def rename_components(dists: Mapping[Key, Any], name_map: Mapping[Any, Any] | None) -> dict[Key, Any]:
-    """Replace the names of components by their sample keys.
-
-    Raises:
-        ModuleKeysError: a name does not exist, or two components have the same sample key.
-    """
+    """Replace the names of components by their sample keys; ModuleKeysError if a name does not exist, or a key is repeated."""
     if not name_map:
         return dict(dists)
     keys = {unravel_key(name): unravel_key(key) for name, key in name_map.items()}

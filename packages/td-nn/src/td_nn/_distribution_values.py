@@ -27,11 +27,7 @@ _BY_MODE = {
 def take_value(
     distribution: Any, kind: InteractionType, n_draws: int | None, shape: torch.Size = torch.Size()
 ) -> Any:
-    """Draw samples of ``shape``, or compute the statistic of an interaction type and expand it by ``shape``.
-
-    Raises:
-        NotImplementedError: the distribution does not have the statistic.
-    """
+    """Draw samples of ``shape``, or compute a statistic and expand it by ``shape``; NotImplementedError if it is missing."""
     if kind is InteractionType.RANDOM:
         return draw(distribution, shape)
     if kind is InteractionType.DETERMINISTIC:

@@ -65,12 +65,7 @@ def _find_state_functions(device: torch.device) -> tuple[Any, Any]:
 
 
 def as_generator(value: Any, key: Any) -> tuple[torch.Generator, bool]:
-    """Convert an entry of a collection to a generator; also return True if the entry is a seed.
-
-    Raises:
-        ValueError: the entry is a tensor of several elements.
-        TypeError: the entry is neither a generator nor an integer.
-    """
+    """Convert an entry of a collection to a generator, and return whether it is a seed; raise for anything else."""
     if isinstance(value, torch.Generator):
         return value, False
     if isinstance(value, torch.Tensor):

@@ -362,11 +362,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
 
 
 def missing_keys(tensordict: TensorCollection, keys: tuple[Key, ...]) -> list[Key]:
-    """Return the keys that a collection does not have.
-
-    Raises:
-        KeyThroughLeafError: a key path leads through a tensor.
-    """
+    """Return the keys that a collection lacks; KeyThroughLeafError if a path leads through a tensor."""
     missing = []
     for key in keys:
         try:

@@ -309,11 +309,7 @@ class _Code:
 
 
 def make_portable(function: Callable[..., Any]) -> Any:
-    """Convert a function to an object that can be pickled; a function with an importable name stays as it is.
-
-    Raises:
-        PicklingError: the function has no importable name, and cloudpickle is not installed.
-    """
+    """Convert a function without an importable name to an object that can be pickled; PicklingError without cloudpickle."""
     if isinstance(function, (nn.Module, type)) or not _is_nameless(function):
         return function
     try:

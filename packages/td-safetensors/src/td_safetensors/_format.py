@@ -158,11 +158,7 @@ def _check_ranges(arrays: Mapping[str, Array], path: str) -> int:
 
 
 def build_header(arrays: Iterable[tuple[str, Array]], metadata: Mapping[str, str]) -> bytes:
-    """Build the length and the header of a file, padded so that the data begins at a multiple of 64.
-
-    Raises:
-        FormatError: the header is larger than the format allows.
-    """
+    """Build the length and header of a file, padded so that data begins at a multiple of 64; FormatError if too large."""
     rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     for name, array in arrays:
         shape = list(array.shape)

@@ -214,11 +214,7 @@ def _make_replaced_error(path: str) -> FormatError:
 
 @set_module("td_safetensors.safetensors_pickles")
 def rebuild_mapped(path: str, stamp: Stamp, place: Place) -> Tensor:
-    """Map a leaf again, in another process.
-
-    Raises:
-        FormatError: another save has replaced the file.
-    """
+    """Map a leaf again, in another process; FormatError if another save has replaced the file."""
     with open_for_reading(path) as fd:
         leaf = _map_leaf(path, fd, stamp, place)
     return as_mapped(leaf, rebuild_mapped, path, stamp, place)

@@ -106,11 +106,7 @@ class _Writer:
 
 
 def read_reference(header: Any, where: str, arrays: Mapping[str, Array]) -> Encoded:
-    """Convert the header of tensordict to a table of nodes, with names of tensors as leaves.
-
-    Raises:
-        FormatError: the header is malformed, or of another version.
-    """
+    """Convert the header of tensordict to a table of nodes, with names of tensors as leaves; FormatError if it is damaged."""
     if not isinstance(header, dict) or type(header.get("version")) is not int or header["version"] != 1:
         version = header.get("version") if isinstance(header, dict) else header
         raise FormatError(f"{where}: the tensordict header has the version {version!r:.100}; expected 1")

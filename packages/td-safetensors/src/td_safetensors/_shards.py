@@ -17,11 +17,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 
 
 def parse_size(size: int | str) -> int:
-    """Return a number of bytes from a number or a text such as ``"5GB"``.
-
-    Raises:
-        ValueError: the text is not a size, or the size is not positive.
-    """
+    """Return a number of bytes from a number or a text such as ``"5GB"``; ValueError for any other."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"max_shard_size is a number of bytes or a text such as '5GB'; got {size!r}")
@@ -67,11 +63,7 @@ def choose_file(path: str, names: Collection[str]) -> str:
 
 
 def check_weight_map(index: object, path: str) -> dict[str, str]:
-    """Return the map from tensors to files of an index. All files are below the directory of the index.
-
-    Raises:
-        FormatError: the index is malformed, or a file is not below the directory.
-    """
+    """Return the map from tensors to files of an index; FormatError unless all are below the directory of the index."""
     weights = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weights, dict):
         raise FormatError(f"{path}: weight_map is not an object; got {weights!r:.100}")

@@ -122,11 +122,7 @@ def check_local(path: str | os.PathLike[str]) -> str:
 
 
 def create_file(like: object, path: str | os.PathLike[str], *, durable: bool = False) -> None:
-    """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
-
-    Raises:
-        FileExistsError: something is at ``path``.
-    """
+    """Write a file of zeros with the structure, shapes and dtypes of a collection; FileExistsError if the path is taken."""
     place = check_local(path)
     if os.path.lexists(place):
         raise FileExistsError(f"cannot create {place!r}: it exists")
@@ -311,11 +307,7 @@ class Plan:
 
 
 def make_plan(data: object, *, blank: bool = False) -> Plan:
-    """Plan the save of a collection, without reading the elements of a leaf. With ``blank``, elements are not saved.
-
-    Raises:
-        CodecError: a value or leaf cannot be stored; the message has its key path.
-    """
+    """Plan a save, if ``blank`` without elements, and read no leaf; CodecError if a value or leaf cannot be stored."""
     # The format reserves the name __metadata__.
     plan = make_array_plan(data, NAMES, ".".join, blank=blank, reserved=["__metadata__"])
     return Plan(plan.arrays, plan.header, describe(plan.header, plan.leaves, plan.stacks))

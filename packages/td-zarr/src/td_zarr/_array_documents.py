@@ -274,11 +274,7 @@ def get_attributes(document: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_array_document(name: str, document: dict[str, Any], where: str) -> ArrayInfo:
-    """Return the array that metadata describes.
-
-    Raises:
-        FormatError: the metadata is malformed.
-    """
+    """Return the array that metadata describes; FormatError if it is malformed."""
     try:
         shape = read_shape(document["shape"])
         _check_separator(document)

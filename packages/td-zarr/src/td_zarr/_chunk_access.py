@@ -160,11 +160,7 @@ def _as_selection(index: SourceIndex) -> Any:
 
 @set_module("td_zarr.zarr_pickles")
 def rebuild_mapped(objects: LocalObjects, info: ArrayInfo, finish: Callable[[Tensor], Tensor]) -> Tensor:
-    """Map a leaf again, in another process.
-
-    Raises:
-        FormatError: another save has replaced the group.
-    """
+    """Map a leaf again, in another process; FormatError if another save has replaced the group."""
     objects.check()
     return as_mapped(finish(map_raw(objects, info)), rebuild_mapped, objects, info, finish)
 

@@ -59,11 +59,7 @@ class GroupContent:
 
 
 def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bool = True) -> GroupContent:
-    """Read the metadata of a group.
-
-    Raises:
-        FormatError: the metadata is damaged, or there is no group.
-    """
+    """Read the metadata of a group; FormatError if it is damaged, or if there is no group."""
     version = objects.read_version()
     root = read_root(objects)
     attributes = get_attributes(root, objects.where)
@@ -120,11 +116,7 @@ def _read_arrays(objects: Objects, documents: Mapping[str, dict[str, object]]) -
 def find_documents(
     objects: Objects, root: Mapping[str, object], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the metadata of arrays: as consolidated in the root, or else from the array itself.
-
-    Raises:
-        FormatError: an array is missing.
-    """
+    """Return the metadata of arrays: as consolidated in the root, or else from the array itself; FormatError without one."""
     for name in names:
         check_name(name, objects.where)
     consolidated = get_consolidated(root, objects.where)

@@ -61,11 +61,7 @@ _REGISTRY = threading.Lock()
 
 
 def lock_directory(path: str) -> GroupLock:
-    """Return the lock of the directory at a path; while it exists, no other directory gets its number.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return the lock of a directory, which keeps the number of the directory; FileNotFoundError if there is none."""
     if os.name == "nt":
         return lock_store(os.path.normcase(os.path.realpath(path)))
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -243,11 +243,7 @@ def open_live(objects: Objects, opened: Any, options: Mapping[str, Any], mode: s
 
 @set_module("td_zarr.zarr_pickles")
 def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any], mode: str = "r+") -> Any:
-    """Open the collection of a pickle.
-
-    Raises:
-        FormatError: another save has replaced the group.
-    """
+    """Open the collection of a pickle; FormatError if another save has replaced the group."""
     objects.check()
     group = read_group(objects)
     opener = Opener(group, group.table, mode, follows=True)

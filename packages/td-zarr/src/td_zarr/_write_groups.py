@@ -174,11 +174,7 @@ def _find_limit(pack: int | Literal["auto"] | None) -> int:
 def plan_group(
     data: object, options: ChunkOptions, *, blank: bool = False, pack: int = 0, reserved: Iterable[str] = ()
 ) -> PlannedGroup:
-    """Plan the save of a collection, without reading the elements of a leaf; no array gets a name of ``reserved``.
-
-    Raises:
-        CodecError: a value or leaf cannot be stored; the message has its key path.
-    """
+    """Plan a save, without names of ``reserved``, and read no leaf; CodecError if a value or leaf cannot be stored."""
     plan = make_array_plan(data, NATIVE, join_names, blank=blank, reserved=reserved, separator="/", pack=pack)
     dims = name_dims(plan.arrays)
     documents = {name: make_array_document(item, dims[name], options) for name, item in plan.arrays.items()}
@@ -281,11 +277,7 @@ def _replace(
 
 
 def _start(objects: Objects) -> None:
-    """Mark the group in a store as incomplete, and remove the objects of an old one.
-
-    Raises:
-        FileExistsError: the place has objects that td has not written.
-    """
+    """Mark the group in a store as incomplete, and remove an old one; FileExistsError if td has not written what is there."""
     check_replaceable(objects)
     if objects.is_read_only and objects.list_keys():
         raise FileExistsError(

@@ -38,10 +38,7 @@ class ShapeMixin(Core):
     __slots__ = ()
 
     def _take_over(self, result: Core) -> list[Replacement] | None:
-        """Take the entries, batch size and names of a result of an operation on this node; None if this kind cannot.
-
-        Return the nodes below that take over a result themselves.
-        """
+        """Take over a result, and return the nodes below that take over theirs themselves; None if this kind cannot."""
         return take_over_entries(self, result)
 
     def _index(self, index: object) -> Any:
