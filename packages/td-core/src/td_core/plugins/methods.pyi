@@ -1,11 +1,12 @@
 """The methods that packages of the project provide; tools/generate_stub.py writes this file."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from td_core import NestedKey
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 from typing_extensions import Self
@@ -311,3 +312,30 @@ class DeclaredMethods:
     @classmethod
     def from_zarr(cls, filename: Any, **options: Any) -> Self:
         """Open a Zarr group; see :func:`td_zarr.from_zarr`."""
+    def to_arrow(
+        self,
+        *,
+        separator: str | None = None,
+        row_dims: int = 1,
+        tensors: str | Mapping[NestedKey | None, str] = "list",
+        mask_key: NestedKey | None = None,
+        copy: bool = False,
+    ) -> Any:
+        """Return the collection as a ``pyarrow.Table``; see :func:`td_arrow.to_arrow`."""
+    @classmethod
+    def from_arrow(
+        cls,
+        table: object,
+        *,
+        copy: bool | None = None,
+        nulls: Any = "raise",
+        mask_key: NestedKey | None = None,
+        device: DeviceType | None = None,
+        keys: Iterable[NestedKey] | NestedKey | None = None,
+        separator: str | None = None,
+        lists: str = "jagged",
+        times: str = "values",
+        categories: str = "values",
+        strict: bool | None = None,
+    ) -> Self:
+        """Return the collection of a table; see :func:`td_arrow.from_arrow`."""

@@ -50,7 +50,7 @@ from .mapped_leaves import (
     sync_file,
     view_mapped,
 )
-from .places import Place, as_storable, get_stored, is_nested, list_names, read_shape, restore
+from .places import Place, as_storable, get_stored, is_nested, list_names, read_shape, restore, split_leaf
 from .table_edits import TableEdit, find_row
 
 __all__ = [
@@ -59,5 +59,5 @@ __all__ = [
     "build_collection", "build_leaves", "check_arrays", "check_growing", "check_in_place", "compute_check", "describe_arrays",
     "find_batch_sizes", "find_row", "find_stacks", "get_most_nodes", "get_stored", "is_nested", "join_rows", "list_names",
     "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into", "read_shape",
-    "refuse_values", "report_damage", "restore", "sync_file", "view_mapped",
+    "refuse_values", "report_damage", "restore", "split_leaf", "sync_file", "view_mapped",
 ]  # fmt: skip

@@ -1,0 +1,97 @@
+"""Nulls: what becomes of missing numbers, lists and values, by the policy of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from td_core import NestedKey
+
+#: The policies of ``nulls=``. A number stands for missing numbers.
+POLICIES = ("auto", "raise", "fill", "mask")
+
+Path = tuple[str, ...]
+
+
+def show_column(path: Path) -> str:
+    """Return the path of a column for a message."""
+    return repr(path[0] if len(path) == 1 else path)
+
+
+@dataclass(slots=True)
+class Nulls:
+    """The policy of a read, and the masks that it makes.
+
+    Attributes:
+        policies: the policy of each key path; that of the other ones under None.
+        masks: by key path, True where a number or value is present.
+    """
+
+    policies: dict[Path | None, Any]
+    masks: dict[Path, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nulls: Any, default: str = "auto") -> Nulls:
+        """Return the policy that an argument describes; raise ValueError or TypeError for an unknown one."""
+        found: dict[Path | None, Any] = {None: default}
+        items: Mapping[NestedKey | None, Any] = nulls if isinstance(nulls, Mapping) else {None: nulls}
+        for key, policy in items.items():
+            if isinstance(policy, str):
+                if policy not in POLICIES:
+                    raise ValueError(
+                        f"nulls is one of {', '.join(map(repr, POLICIES))} or a number, or a mapping of keys to these; "
+                        f"got {policy!r}"
+                    )
+            elif not isinstance(policy, Number):
+                raise TypeError(f"nulls is a string, a number or a mapping; got {policy!r:.100}")
+            found[(key,) if isinstance(key, str) else key] = policy
+        return cls(found)
+
+    def get(self, path: Path) -> Any:
+        """Return the policy of a key path: its own, that of the level above, or the default."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.policies:
+                return self.policies[path[:length]]
+        return self.policies[None]
+
+    def check(self, path: Path, valid: Any, *, always: bool = False) -> Any:
+        """Return the policy of a column with nulls; raise ValueError if it is ``"raise"``, or ``always`` except a fill."""
+        policy = self.get(path)
+        if policy == "raise" or (policy == "auto" and always):
+            missing = ~np.asarray(valid)
+            rows = missing.reshape(len(missing), -1)
+            raise ValueError(
+                f"column {show_column(path)}: {int(missing.sum())} of {missing.size} values are null, the first in row "
+                f'{int(rows.any(1).argmax())}: pass nulls="fill", nulls="mask", or a number for this key'
+            )
+        return policy
+
+    def fill(self, path: Path, leaf: Tensor, valid: Any) -> Tensor:
+        """Return a leaf with numbers in place of nulls; ``valid`` is a bool array of the rows, or of the leaf's shape."""
+        policy = self.check(path, valid, always=not (leaf.is_floating_point() or leaf.is_complex()))
+        number: Any = policy
+        if isinstance(policy, str):
+            number = float("nan") if leaf.is_floating_point() or leaf.is_complex() else 0
+        mask = torch.from_numpy(np.ascontiguousarray(valid))
+        if policy == "mask":
+            self.masks[path] = mask
+        missing = (~mask).view(*mask.shape, *[1] * (leaf.ndim - mask.ndim))
+        filler = torch.tensor(number)
+        if not isinstance(policy, str) and not torch.can_cast(filler.dtype, leaf.dtype):
+            raise TypeError(f"column {show_column(path)} has the dtype {leaf.dtype}; nulls are {policy!r}")
+        return torch.where(missing, filler.to(leaf.dtype), leaf)
+
+    def keep(self, path: Path, values: list[Any], *, own: bool = False) -> list[Any]:
+        """Return the values of rows, None for nulls; raise ValueError if the policy is ``"raise"``, unless they are ``own``."""
+        valid = np.array([value is not None for value in values], bool)
+        if valid.all():
+            return values
+        if (self.get(path) if own else self.check(path, valid)) == "mask":
+            self.masks[path] = torch.from_numpy(valid)
+        return values

@@ -1,0 +1,118 @@
+"""What a table says about the collection that it was made of: in its schema, and in the fields of its columns.
+
+The schema has the table of nodes of :func:`td_core.spi.make_table_header` with a place for each leaf and value: ``{"column":
+names}``, or ``{"inline": place}`` for a leaf whose arrays are in the header. A field has what its Arrow type does not say.
+Columns are the truth: whatever contradicts them is ignored.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from td_core import Encoded
+from td_core.errors import CodecError, FormatError
+from td_core.spi import STORABLE, as_bytes, load_table, parse_json
+from td_store.arrays import as_storable, get_stored, restore, split_leaf
+
+KEY = b"td"
+#: The most bytes of leaves that a header holds, before they are encoded.
+_MOST_INLINE = 1 << 20
+
+
+def read_facts(field: Any) -> dict[str, Any]:
+    """Return what a field says in addition to its type; nothing if another program wrote it, or it is damaged."""
+    text = (field.metadata or {}).get(KEY)
+    if text is None:
+        return {}
+    try:
+        facts = parse_json(text)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def make_field(name: str, array: Any, facts: Mapping[str, Any], nullable: bool | None = None) -> Any:
+    """Return the field of a column."""
+    metadata = {KEY: json.dumps(facts).encode()} if facts else None
+    return pa.field(name, array.type, array.null_count > 0 if nullable is None else nullable, metadata)
+
+
+def dump_header(header: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """Return the metadata of a schema: JSON in ASCII, since Parquet requires UTF-8."""
+    return {KEY: json.dumps(header).encode()}
+
+
+def read_header(metadata: Mapping[bytes, bytes] | None, where: str) -> tuple[Encoded, dict[str, Any]] | None:
+    """Return the table of nodes of a schema, and the header that it is from; None for a table of another program.
+
+    Raises:
+        FormatError: the header is damaged, or of a later version.
+    """
+    text = (metadata or {}).get(KEY)
+    if text is None:
+        return None
+    try:
+        header = parse_json(text)
+    except ValueError as error:
+        raise FormatError(f"{where}: the td header of its schema is damaged: {error}") from error
+    table = load_table(header, where)
+    lead = header.get("lead")
+    if (
+        not isinstance(lead, list)
+        or not all(type(size) is int and size >= 0 for size in lead)
+        or len(lead) > 2
+    ):
+        raise FormatError(f"{where}: the td header of its schema has the rows {lead!r:.100}")
+    return table, header
+
+
+class InlineLeaves:
+    """Stores leaves in the header: those that have no rows, and those that no column can hold."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, dict[str, Any]] = {}
+        self._size = 0
+
+    def add(self, leaf: Tensor, path: str, reason: str) -> dict[str, Any]:
+        """Add a leaf, and return its place; raise CodecError if it is too large."""
+        pieces, make_place = split_leaf(leaf, STORABLE.values())
+        names = []
+        for piece in pieces:
+            tensor = as_storable(piece.tensor, STORABLE.values())
+            self._size += tensor.nbytes
+            if self._size > _MOST_INLINE:
+                raise CodecError(
+                    f"cannot save {path}: {reason}, and it is too large for the header of a table"
+                )
+            names.append(str(len(self.arrays)))
+            content = base64.b64encode(as_bytes(tensor).numpy().tobytes()).decode()
+            self.arrays[names[-1]] = {
+                "dtype": str(tensor.dtype),
+                "shape": list(tensor.shape),
+                "bytes": content,
+            }
+        return {"inline": make_place(names)}
+
+
+def read_inline(place: Any, header: Mapping[str, Any]) -> Tensor:
+    """Return a leaf of the header; raise FormatError if its place or its array is damaged."""
+
+    def read(name: str) -> Tensor:
+        try:
+            item = header["inline"][name]
+            raw = bytearray(base64.b64decode(item["bytes"], validate=True))
+            dtype, shape = STORABLE[item["dtype"]], item["shape"]
+            stored, _ = get_stored(dtype, tuple(shape), STORABLE.values())
+            flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+            return flat.view(stored).view(shape)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise FormatError(f"its array in the td header is damaged: {error!r}") from error
+
+    return restore(place, read)
