@@ -264,8 +264,7 @@ def test_d8_counts_of_state_save_the_count_of_earlier_pages() -> None:
     wanted = take(first)
     state = {"epoch": 2, "rows": 200_000, **first._get_counts(2, 200_000)}
     other = MixtureSampler([70, 9000], [1, 3], num_samples=300_000, seed=1)
-    other._set_counts(state)
-    other._draws.weights = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    other._adopt(state)
     assert take(other).equal(wanted)
     assert sum(state["counts"]) == 200_000 // PAGE * PAGE
 

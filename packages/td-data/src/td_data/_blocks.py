@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._order import Order, make_keys, mix, permute
-from ._position import Sampler
-from ._samplers import check_count, check_seed
+from ._order import Order, check_count, check_seed, make_keys, mix, permute
+from ._position import Step, join
+from ._samplers import CountedSampler
 
 
-class BlockSampler(Sampler):
+class BlockSampler(CountedSampler):
     """Blocks of rows in random order; the rows of every ``window`` consecutive blocks are shuffled together.
 
     A :class:`Loader` reads the blocks of a window at once and keeps them in memory, so that a chunk of a store is read,
@@ -37,92 +37,88 @@ class BlockSampler(Sampler):
     def __init__(
         self, blocks: Any, *, window: int = 8, shuffle: bool = True, seed: int = 0, lanes: int | None = None
     ) -> None:
-        self.window, self.shuffle, self.seed = check_count(window, "window"), shuffle, check_seed(seed)
+        super().__init__(0, 0, window=check_count(window, "window"), shuffle=shuffle)
+        self.window, self.shuffle, self.seed = window, shuffle, check_seed(seed)
         self.lanes = None if lanes is None else check_count(lanes, "lanes")
-        self._starts, self._sizes = torch.empty(0), torch.empty(0)
-        self._rows_per_block: int | None = None
-        if isinstance(blocks, int):
-            self._rows_per_block = check_count(blocks, "blocks")
-            return
-        ranges = blocks.row_blocks() if hasattr(blocks, "row_blocks") else list(blocks)
-        if not all(isinstance(block, range) and block.step == 1 and block.start >= 0 for block in ranges):
-            raise TypeError("blocks are ranges of rows, a view with row_blocks(), or the rows of a block")
-        self._set_blocks(ranges)
+        self._rows_per_block = check_count(blocks, "blocks") if isinstance(blocks, int) else None
+        if self._rows_per_block is None:
+            ranges = blocks.row_blocks() if hasattr(blocks, "row_blocks") else list(blocks)
+            if not all(isinstance(block, range) and block.step == 1 and block.start >= 0 for block in ranges):
+                raise TypeError("blocks are ranges of rows, a view with row_blocks(), or the rows of a block")
+            self._set_blocks(ranges)
 
     def _set_blocks(self, ranges: Sequence[range]) -> None:
         ranges = [block for block in ranges if len(block)]
         self._starts = torch.tensor([block.start for block in ranges], dtype=torch.int64)
         self._sizes = torch.tensor([len(block) for block in ranges], dtype=torch.int64)
+        self._reach = max((block.stop for block in ranges), default=0)
+        self.num_samples = sum(map(len, ranges))
+        self._facts["blocks"] = mix(0, len(ranges), *self._starts[:64].tolist(), *self._sizes[:64].tolist())
 
     def _bind(self, data: Sized) -> None:
         if self._rows_per_block is not None:
             count, size = len(data), self._rows_per_block
             self._set_blocks([range(start, min(start + size, count)) for start in range(0, count, size)])
-            self._rows_per_block = None
 
     def __len__(self) -> int:
         """Return the number of rows in all blocks."""
-        if self._rows_per_block is not None:
+        if "blocks" not in self._facts:
             raise TypeError(
                 f"BlockSampler({self._rows_per_block}) gets the number of rows from a Loader; without one, pass a "
                 "list of ranges"
             )
-        return int(self._sizes.sum())
-
-    def _get_reach(self) -> int:
-        return int((self._starts + self._sizes).max()) if len(self._sizes) else 0
+        return self.num_samples
 
     def order(self, epoch: int) -> BlockOrder:
         """Return the function that finds the rows of blocks, with the lanes taking turns."""
         return BlockOrder(self, len(self), mix(self.seed, epoch, "blocks"))
 
     def _set_ranks(self, batch_size: int, world: int) -> None:
-        lanes = world if self.lanes is None else self.lanes
+        lanes, rows = self.lanes or world, batch_size * world
         if lanes % world:
             fit = [count for count in range(1, lanes + 1) if lanes % count == 0]
             raise ValueError(
                 f"{lanes} lanes cannot be shared by {world} ranks: the numbers of ranks that fit are {fit}"
             )
-        if batch_size * world % lanes:
-            step = lanes // world
+        if rows % lanes:
             raise ValueError(
-                f"a batch of all ranks has {batch_size * world} rows, which {lanes} lanes cannot share: with {world} ranks, "
-                f"the batch size is a multiple of {step}"
+                f"a batch of all ranks has {rows} rows, which {lanes} lanes cannot share: with {world} ranks, the batch "
+                f"size is a multiple of {lanes // world}"
             )
         self.lanes = lanes
 
     def _share(self, start: int, stop: int, rank: int, world: int, even: bool) -> tuple[range, ...]:
-        count = self.lanes or 1
-        found = []
+        count, found = self.lanes or 1, []
         for lane in range(rank * count // world, (rank + 1) * count // world):
             rows = -(-(stop - start - (0 if even else lane)) // count)
             if rows > 0:
                 found.append(range(start + lane, start + lane + rows * count, count))
         return tuple(found)
 
-    def _take(self, order: Order, rows: range) -> Tensor:
-        parts = [window.positions[index] for window, index in self._locate(order, rows)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _locate(self, order: Order, rows: range) -> list[tuple[Window, Tensor]]:
-        """Return the windows of rows of one lane, and the places of the rows in what is read for the windows."""
+    def _take(self, order: Order, rows: range, limit: int | None = None) -> Tensor:
         assert isinstance(order, BlockOrder)
-        lane = order.get_lane(rows.start % order.count)
-        first = rows.start // order.count
-        return lane.locate(first, first + len(rows))
+        return join([window.positions[places] for window, places in order.locate(rows)])
 
     def _describe(self) -> dict[str, Any]:
-        blocks = mix(0, len(self._starts), *self._starts[:64].tolist(), *self._sizes[:64].tolist())
-        own = {"window": self.window, "shuffle": self.shuffle, "lanes": self.lanes, "blocks": blocks}
-        return {**super()._describe(), **own}
+        return {**super()._describe(), "lanes": self.lanes}
 
-    def _adopt(self, described: dict[str, Any]) -> None:
-        if self.lanes is None:
-            self.lanes = described.get("lanes")
+    def _adopt(self, state: dict[str, Any]) -> None:
+        self.lanes = self.lanes or state["sampler"]["lanes"]
+
+
+class Window(NamedTuple):
+    """The rows that are in memory together: their positions as they are read, and the order in which they are given out."""
+
+    #: Number of the lane, and number in the lane.
+    key: tuple[int, int]
+    start: int
+    stop: int
+    positions: Tensor
+    places: Tensor
 
 
 class BlockOrder:
-    """The order of one epoch: row ``p`` is row ``p // lanes`` of lane ``p % lanes``."""
+    """The order of one epoch: row ``p`` is row ``p // lanes`` of lane ``p % lanes``, a part of the stream of shuffled blocks."""
 
     def __init__(self, sampler: BlockSampler, length: int, seed: int) -> None:
         self.length, self.seed, self.shuffle, self.window = length, seed, sampler.shuffle, sampler.window
@@ -131,63 +127,70 @@ class BlockOrder:
         if self.shuffle and blocks:
             turned = permute(torch.arange(blocks), blocks, make_keys(seed))
             self.starts, sizes = self.starts[turned], sizes[turned]
+        #: Where each block ends and starts in the stream of all rows.
         self.ends = sizes.cumsum(0)
-        #: Where each block starts in the stream of all rows.
         self.begins = self.ends - sizes
-        self._lanes: dict[int, Lane] = {}
-
-    def get_lane(self, number: int) -> Lane:
-        """Return a lane; without rows of its own, the first lane."""
-        number = number if number < self.length else 0
-        if number not in self._lanes:
-            self._lanes[number] = Lane(self, number)
-        return self._lanes[number]
+        #: Where each window of a lane starts in the stream, and where the last one ends.
+        self._bounds: dict[int, Tensor] = {}
+        self._windows: dict[tuple[int, int], Window] = {}
 
     def __call__(self, start: int, stop: int) -> Tensor:
         """Return the positions from ``start`` to ``stop``."""
         result = torch.empty(max(stop - start, 0), dtype=torch.int64)
         for offset in range(min(self.count, len(result))):
-            lane, first = self.get_lane((start + offset) % self.count), (start + offset) // self.count
-            places = result[offset :: self.count]
-            parts = [window.positions[index] for window, index in lane.locate(first, first + len(places))]
-            places.copy_(torch.cat(parts))
+            found = self.locate(range(start + offset, stop, self.count))
+            torch.cat(
+                [window.positions[places] for window, places in found], out=result[offset :: self.count]
+            )
         return result
 
+    def _find_blocks(self, start: int, stop: int) -> slice:
+        """Return the blocks of rows of the stream."""
+        first, last = torch.searchsorted(self.ends, torch.tensor([start, stop - 1]), right=True).tolist()
+        return slice(first, last + 1)
 
-class Lane:
-    """Consecutive rows of the stream of shuffled blocks, in windows of whole blocks."""
+    def _get_bounds(self, lane: int) -> Tensor:
+        if lane not in self._bounds:
+            whole, rest = divmod(self.length, self.count)
+            start = lane * whole + min(lane, rest)
+            stop = start + whole + (lane < rest)
+            begins = self.begins[self._find_blocks(start, stop)][:: self.window].clamp(min=start)
+            self._bounds[lane] = torch.cat([begins, torch.tensor([stop])])
+        return self._bounds[lane]
 
-    def __init__(self, order: BlockOrder, number: int) -> None:
-        self.order, self.number = order, number
-        whole, rest = divmod(order.length, order.count)
-        self.start = number * whole + min(number, rest)
-        self.size = whole + (number < rest)
-        stop = self.start + self.size
-        first = int(torch.searchsorted(order.ends, self.start, right=True))
-        last = int(torch.searchsorted(order.ends, stop - 1, right=True))
-        begins = order.begins[first : last + 1 : order.window].clamp(min=self.start)
-        #: Where each window starts in the stream, and where the last one ends.
-        self.bounds = torch.cat([begins, torch.tensor([stop])])
-        self._held: dict[int, Window] = {}
-
-    def get_window(self, number: int) -> Window | None:
-        """Return a window, or None after the last one; the two that were used last are kept."""
-        if number >= len(self.bounds) - 1:
+    def get_window(self, lane: int, number: int) -> Window | None:
+        """Return a window of a lane, or None after the last one; the two that were used last are kept."""
+        bounds = self._get_bounds(lane)
+        if number >= len(bounds) - 1:
             return None
-        if number not in self._held:
-            first, last = self.bounds[number : number + 2].tolist()
-            self._held[number] = Window((self.number, number), self.order, first, last)
-            for other in [held for held in self._held if abs(held - number) > 1]:
-                del self._held[other]
-        return self._held[number]
+        key = lane, number
+        if key not in self._windows:
+            self._windows = {
+                k: w for k, w in self._windows.items() if k[0] != lane or abs(k[1] - number) <= 1
+            }
+            self._windows[key] = self._make_window(key, *bounds[number : number + 2].tolist())
+        return self._windows[key]
 
-    def locate(self, first: int, last: int) -> list[tuple[Window, Tensor]]:
-        """Return windows and places in them of the rows from ``first`` to ``last``; the row after the end is the first."""
-        found: list[tuple[Window, Tensor]] = []
+    def _make_window(self, key: tuple[int, int], start: int, stop: int) -> Window:
+        chosen = self._find_blocks(start, stop)
+        firsts, shifts = self.begins[chosen].clamp(min=start), self.starts[chosen] - self.begins[chosen]
+        parts = torch.stack([firsts + shifts, self.ends[chosen].clamp(max=stop) + shifts], 1).tolist()
+        positions = torch.cat([torch.arange(*part) for part in (sorted(parts) if self.shuffle else parts)])
+        places = torch.arange(stop - start)
+        if self.shuffle:
+            places = permute(places, stop - start, make_keys(mix(self.seed, start)))
+        return Window(key, start, stop, positions, places)
+
+    def locate(self, rows: range) -> list[tuple[Window, Tensor]]:
+        """Return windows, and places in them, of rows of one lane; the row after its end is its first."""
+        lane = rows.start % self.count
+        lane = lane if lane < self.length else 0
+        bounds, first, found = self._get_bounds(lane), rows.start // self.count, []
+        begin, last = int(bounds[0]), first + len(rows)
+        size = int(bounds[-1]) - begin
         while first < last:
-            row = self.start + first % self.size
-            number = int(torch.searchsorted(self.bounds, row, right=True)) - 1
-            window = self.get_window(number)
+            row = begin + first % size
+            window = self.get_window(lane, int(torch.searchsorted(bounds, row, right=True)) - 1)
             assert window is not None
             stop = min(row + last - first, window.stop)
             found.append((window, window.places[row - window.start : stop - window.start]))
@@ -195,22 +198,6 @@ class Lane:
         return found
 
 
-class Window:
-    """The rows that are in memory together: their positions as they are read, and the order in which they are given out."""
-
-    def __init__(self, key: tuple[int, int], order: BlockOrder, start: int, stop: int) -> None:
-        self.key, self.start, self.stop = key, start, stop
-        first = int(torch.searchsorted(order.ends, start, right=True))
-        last = int(torch.searchsorted(order.ends, stop - 1, right=True))
-        parts = []
-        for block in range(first, last + 1):
-            begin = int(order.begins[block])
-            shift = int(order.starts[block]) - begin
-            parts.append(range(max(begin, start) + shift, min(int(order.ends[block]), stop) + shift))
-        if order.shuffle:
-            parts.sort(key=lambda rows: rows.start)
-        self.positions = torch.cat([torch.arange(rows.start, rows.stop) for rows in parts])
-        places = torch.arange(stop - start)
-        self.places = (
-            permute(places, stop - start, make_keys(mix(order.seed, start))) if order.shuffle else places
-        )
+def list_windows(order: BlockOrder, step: Step) -> list[tuple[Window, Tensor]]:
+    """Return the windows of a batch, and the places of its rows in what is read for them."""
+    return [item for rows in step.rows for item in order.locate(rows)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import repeat
 from queue import SimpleQueue
 from typing import Any
@@ -15,25 +18,33 @@ from td_core import StructureError, is_tensor_collection
 from td_core.spi import row_buffers
 from td_core.typing import DeviceType
 
-from ._reading import Reader
-from ._threads import Failure, ThreadEngine
+from ._order import check_count
+from ._threads import ThreadEngine
 
-_END = object()
+#: Set when memory could not be pinned; then it is not tried again.
+_CANNOT_PIN = threading.Event()
 
 
+def pin(batch: Any) -> Any:
+    """Return a batch in pinned memory; if memory cannot be pinned, warn once, and return the batch itself."""
+    if hasattr(batch, "pin_memory") and not _CANNOT_PIN.is_set():
+        try:
+            return batch.pin_memory()
+        except RuntimeError as error:
+            _CANNOT_PIN.set()
+            warnings.warn(
+                f"batches are copied from pageable memory, since it cannot be pinned: {error}", stacklevel=2
+            )
+    return batch
+
+
+@dataclass(slots=True)
 class _Buffer:
-    """Pinned memory like a batch, and the event after the last copy from it."""
+    """Pinned memory like a batch, the event after the last copy from it, and the rows that are in use."""
 
-    def __init__(self) -> None:
-        self.rows: Any = None
-        self.copied: Any = None
-
-
-class _Staged:
-    """A batch in a buffer: the first ``count`` rows."""
-
-    def __init__(self, buffer: _Buffer, count: int) -> None:
-        self.buffer, self.count = buffer, count
+    rows: Any = None
+    copied: Any = None
+    count: int = 0
 
 
 class DeviceCopies:
@@ -43,55 +54,46 @@ class DeviceCopies:
         if device.type == "meta":
             raise ValueError("device 'meta' has no memory, so batches cannot be copied to it")
         self.device = device
-        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._free: SimpleQueue[_Buffer] = SimpleQueue()
-        self._count = 0
-        self._can_pin = True
 
-    def prepare(self, reader: Reader, count: int) -> None:
-        """Make a reader gather into buffers, of which ``count`` are in use at most."""
-        if self._stream is None:
-            return
+    def prepare(self, count: int) -> DeviceCopies | None:
+        """Provide ``count`` buffers for the reads of an iteration; None without a stream, where reads need none."""
         # Buffers of an iteration that was broken off are not returned, so each one begins with new places for them.
         self._free, kept = SimpleQueue(), [self._free.get() for _ in range(self._free.qsize())]
         for buffer in [*kept, *(_Buffer() for _ in range(count))][:count]:
             self._free.put(buffer)
-        if reader.transform is None:
-            reader.gather = self._gather
-        else:
-            reader.finish = self._stage
+        return None if self.stream is None else self
 
-    def _gather(self, view: Any, positions: Tensor) -> Any:
+    def gather(self, view: Any, positions: Tensor) -> Any:
         """Read rows straight into a buffer; without a buffer that fits, read them and put them into one."""
         if not is_tensor_collection(view):
-            return self._stage(view[positions])
+            return self.stage(view[positions])
         buffer = self._take()
-        if buffer.rows is not None and len(positions) <= len(buffer.rows):
-            row_buffers.take_into(view, positions, buffer.rows[: len(positions)])
-            return _Staged(buffer, len(positions))
+        buffer.count = len(positions)
+        if buffer.rows is not None and buffer.count <= len(buffer.rows):
+            # The rows of a lazy stack may have other shapes than those that the buffer is like.
+            with contextlib.suppress(StructureError):
+                row_buffers.take_into(view, positions, buffer.rows[: buffer.count])
+                return buffer
         return self._fill(buffer, view[positions])
 
-    def _stage(self, batch: Any) -> Any:
+    def stage(self, batch: Any) -> Any:
         """Put a batch into a buffer; return it as it is if it is no collection of plain tensors with rows."""
-        if (
-            not is_tensor_collection(batch)
-            or not batch.batch_size
-            or not all(map(_is_plain, batch.values(True, True)))
-        ):
-            return batch
-        return self._fill(self._take(), batch)
+        has_rows = is_tensor_collection(batch) and batch.batch_size
+        return self._fill(self._take(), batch) if has_rows and _is_plain(batch) else batch
 
-    def _fill(self, buffer: _Buffer, batch: Any) -> Any:
-        count = len(batch)
+    def _fill(self, buffer: _Buffer, batch: Any) -> _Buffer:
+        buffer.count = len(batch)
         try:
-            if buffer.rows is None or count > len(buffer.rows):
+            if buffer.rows is None or buffer.count > len(buffer.rows):
                 raise StructureError("the buffer has fewer rows")
             row_buffers.check_rows(buffer.rows, batch)
         except StructureError:
-            buffer.rows = self._pin(batch)
+            buffer.rows = pin(batch.clone())
         else:
-            buffer.rows[:count].update_(batch)
-        return _Staged(buffer, count)
+            buffer.rows[: buffer.count].update_(batch)
+        return buffer
 
     def _take(self) -> _Buffer:
         buffer = self._free.get()
@@ -99,49 +101,38 @@ class DeviceCopies:
             buffer.copied.synchronize()
         return buffer
 
-    def _pin(self, batch: Any) -> Any:
-        if self._can_pin:
-            try:
-                return batch.pin_memory()
-            except RuntimeError as error:
-                self._can_pin = False
-                warnings.warn(
-                    f"batches are copied from pageable memory, since it cannot be pinned: {error}",
-                    stacklevel=2,
-                )
-        return batch.clone()
-
     def start(self, batch: Any) -> Any:
         """Begin the copy of a batch that was read."""
-        if self._stream is None:
+        if self.stream is None:
             return move(batch, self.device)
-        with torch.cuda.stream(self._stream):
-            if not isinstance(batch, _Staged):
-                pinned = batch.pin_memory() if hasattr(batch, "pin_memory") and self._can_pin else batch
-                return move(pinned, self.device, non_blocking=True), self._stream.record_event()
-            rows = batch.buffer.rows
-            rows = rows if batch.count == len(rows) else rows[: batch.count]
-            moved = rows.to(self.device, non_blocking=True)
-            batch.buffer.copied = event = self._stream.record_event()
-        self._free.put(batch.buffer)
-        return moved, event
+        with torch.cuda.stream(self.stream):
+            if not isinstance(batch, _Buffer):
+                return move(pin(batch), self.device, non_blocking=True), self.stream.record_event()
+            rows = batch.rows if batch.count == len(batch.rows) else batch.rows[: batch.count]
+            moved = move(rows, self.device, non_blocking=True)
+            batch.copied = self.stream.record_event()
+        self._free.put(batch)
+        return moved, batch.copied
 
     def finish(self, started: Any) -> Any:
         """Make the stream of the consumer wait for a copy, and return the batch."""
-        if self._stream is None:
+        if self.stream is None:
             return started
         batch, event = started
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(event)
-        leaves = batch.values(True, True) if is_tensor_collection(batch) else [batch]
-        for leaf in leaves:
+        for leaf in batch._leaves() if is_tensor_collection(batch) else [batch]:
             if isinstance(leaf, Tensor):
                 leaf.record_stream(stream)
         return batch
 
 
-def _is_plain(leaf: object) -> bool:
-    return type(leaf) is Tensor and leaf.layout is torch.strided and leaf.device.type == "cpu"
+def _is_plain(batch: Any) -> bool:
+    """Return True if all leaves can lie in a flat buffer."""
+    return all(
+        type(leaf) is Tensor and leaf.layout is torch.strided and leaf.device.type == "cpu"
+        for leaf in batch._leaves()
+    )
 
 
 def move(batch: Any, device: torch.device, **options: bool) -> Any:
@@ -150,38 +141,35 @@ def move(batch: Any, device: torch.device, **options: bool) -> Any:
 
 
 def prefetch(batches: Iterable[Any], depth: int = 2, *, device: DeviceType | None = None) -> Iterator[Any]:
-    """Iterate over batches that are made in a thread, ahead of their use.
+    """Iterate over batches that are made in a thread, ahead of their use; an error comes after the batches before it.
 
     Args:
         batches: any iterable of batches.
         depth: batches that are ready or under way ahead of the consumer; 0 makes them in its thread.
         device: device to which batches are copied; from pinned memory and beside the computation for a CUDA device.
 
-    An error of the iterable is raised after the batches before it. The thread ends with the iteration.
+    Raises:
+        ValueError: ``depth`` is below 0.
 
     >>> from td_data import prefetch
     >>> [batch["a"].item() for batch in prefetch(TensorDict({"a": torch.tensor(i)}) for i in range(3))]
     [0, 1, 2]
     """
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-        raise ValueError(f"depth is an integer of 0 or more; got {depth!r}")
-    return _run_ahead(iter(batches), depth, None if device is None else DeviceCopies(torch.device(device)))
+    copies = None if device is None else DeviceCopies(torch.device(device))
+    return _run_ahead(iter(batches), check_count(depth, "depth", 0), copies)
 
 
 def _run_ahead(batches: Iterator[Any], depth: int, copies: DeviceCopies | None) -> Iterator[Any]:
-    def read(_: int) -> Any:
-        return next(batches, _END)
-
-    engine: ThreadEngine[int] = ThreadEngine(repeat(0), read, min(depth, 1), depth)
+    engine = ThreadEngine(repeat(batches.__next__), min(depth, 1), depth)
     try:
-        while True:
-            try:
-                found = engine.get_next()
-            except Failure as failure:
-                raise failure.error from failure.error.__cause__
-            if found is None or found[1] is _END:
+        while (found := engine.get_next()) is not None:
+            batch, error = found
+            if isinstance(error, StopIteration):
                 return
-            yield found[1] if copies is None else copies.finish(copies.start(found[1]))
+            if error is not None:
+                raise error
             del found
+            yield batch if copies is None else copies.finish(copies.start(batch))
+            del batch
     finally:
         engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
@@ -15,16 +16,17 @@ from td_core import is_tensor_collection
 from td_core.spi import make_reporter
 from td_core.typing import DeviceType, Progress
 
-from ._blocks import BlockSampler
+from ._blocks import BlockOrder, BlockSampler
 from ._device_buffers import DeviceCopies
-from ._position import Position, Sampler, Split, Step
-from ._process_engine import Fetched, NumberedBatches, ProcessEngine, get_view, keep
-from ._reading import Reader, Task, WindowReader, make_positions
-from ._samplers import RandomSampler, SequentialSampler, check_seed
-from ._threads import Failure, ThreadEngine
+from ._order import check_count, check_seed
+from ._position import Batches, Epochs, Sampler, Split, Step
+from ._process_engine import ProcessEngine, keep
+from ._reading import Reader, Task, WindowReader
+from ._samplers import RandomSampler, SequentialSampler
+from ._threads import ThreadEngine
 
 
-class Loader:
+class Loader(Epochs):
     """Iterate over the batches of a view: each iteration is one epoch, of batches that are read ahead.
 
     The order of the rows depends on the sampler, its seed and the epoch only, not on threads, workers or ranks. The state is
@@ -86,68 +88,48 @@ class Loader:
         world_size: int | None = None,
         progress: Progress = False,
     ) -> None:
-        self._split = Split(batch_size, drop_last, even, rank, world_size)
-        self._split.check()
-        self._limit = _check_view(data)
-        self._data, self._seed, self._transform = data, check_seed(seed), transform
-        self._sampler = _choose_sampler(data, sampler, shuffle, seed, self._limit)
-        self._prefetch, self._num_threads, self._num_workers = prefetch, num_threads, num_workers
-        self._context, self._timeout, self._progress = multiprocessing_context, timeout, progress
+        split = Split(batch_size, drop_last, even, rank, world_size)
+        self._limit, self._seed = _check_view(data), check_seed(seed)
+        super().__init__(_choose_sampler(data, sampler, shuffle, seed, self._limit), split)
+        self._data, self._transform, self._timeout, self._progress = data, transform, timeout, progress
+        self._prefetch = check_count(prefetch, "prefetch", 0)
+        self._num_threads = check_count(num_threads, "num_threads")
+        self._num_workers = check_count(num_workers, "num_workers", 0)
+        self._context = multiprocessing_context
         self._check_reading()
         self._copies = None if device is None else DeviceCopies(torch.device(device))
-        self._position = Position(self._sampler)
         self._current: weakref.ref[_Batches] | None = None
 
     def _check_reading(self) -> None:
-        for name, value, least in (
-            ("prefetch", self._prefetch, 0),
-            ("num_threads", self._num_threads, 1),
-            ("num_workers", self._num_workers, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is an integer of {least} or more; got {value!r}")
+        threads, workers = self._num_threads, self._num_workers
         if self._transform is not None and not callable(self._transform):
             raise TypeError(f"transform is a function of a batch; got {type(self._transform).__name__}")
         if self._timeout is not None and not self._timeout > 0:
             raise ValueError(f"timeout is a number of seconds above 0; got {self._timeout!r}")
-        if not self._prefetch and (self._num_workers or self._num_threads > 1 or self._timeout is not None):
+        if not self._prefetch and (workers or threads > 1 or self._timeout is not None):
             raise ValueError(
                 "prefetch=0 reads in the thread of the consumer; num_threads, num_workers and timeout need prefetch >= 1"
             )
-        if self._num_workers and self._num_threads > 1:
+        if workers and threads > 1:
             raise ValueError("num_workers and num_threads exclude each other: workers read one batch each")
-        if self._context is not None and not self._num_workers:
+        if self._context is not None and not workers:
             raise ValueError("multiprocessing_context needs num_workers >= 1")
-        if self._num_workers and isinstance(self._sampler, BlockSampler):
+        if workers and isinstance(self._sampler, BlockSampler):
             raise ValueError(
                 "a BlockSampler keeps its windows in the memory of this process, where worker processes do not see them: "
                 "use num_threads= in place of num_workers="
             )
 
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next batch."""
-        return self._position.epoch
-
-    @property
-    def rows(self) -> int:
-        """Rows of that epoch that were given out, on all ranks together."""
-        return self._position.rows
-
-    def __len__(self) -> int:
-        """Return the number of batches of a whole epoch on this rank."""
-        return self._position.count_batches(self._split)
-
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on after ``load_state_dict`` or an error; ends an iteration that runs."""
         self.close("another iteration of this loader has begun")
-        batches = _Batches(self)
+        try:
+            batches = _Batches(self)
+        except BaseException:
+            self._position.is_kept = True
+            raise
         self._current = weakref.ref(batches)
         return batches
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that was given out, as numbers and strings; all ranks have the same."""
-        return self._position.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a saved position: the next iteration goes on there.
@@ -156,11 +138,7 @@ class Loader:
             ValueError: the state is one of data of another length, or of another sampler or seed.
         """
         self.close("another position was loaded")
-        self._position.load_state_dict(state_dict)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration begin an epoch; the position in that epoch, if it was loaded, remains."""
-        self._position.set_epoch(epoch)
+        super().load_state_dict(state_dict)
 
     def as_dataloader(self, **options: Any) -> DataLoader[Any]:
         """Return a ``DataLoader`` of torch with the same order and position, for programs that accept no other loader.
@@ -173,8 +151,8 @@ class Loader:
         >>> [batch["x"].tolist() for batch in Loader(data, 4).as_dataloader()]
         [[0, 1, 2, 3], [4, 5]]
         """
-        batches = NumberedBatches(self._sampler, self._split, self._position)
-        data = Fetched(self._data, self._transform, self._seed)
+        batches = Batches(self._sampler, self._split, self._position)
+        data = Reader(self._data, self._transform, self._seed)
         return DataLoader(data, batch_sampler=batches, collate_fn=keep, **options)
 
     def close(self, _why: str = "its loader was closed") -> None:
@@ -224,9 +202,9 @@ def _choose_sampler(
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sampler is a td_data.Sampler; got {type(sampler).__name__}")
     sampler._bind(data)
-    if limit is not None and sampler._get_reach() > limit:
+    if limit is not None and sampler._reach > limit:
         raise ValueError(
-            f"the {type(sampler).__name__} is for {sampler._get_reach()} rows, but the data has {limit}"
+            f"the {type(sampler).__name__} is for {sampler._reach} rows, but the data has {limit}"
         )
     return sampler
 
@@ -237,32 +215,35 @@ class _Batches(Iterator[Any]):
     def __init__(self, loader: Loader) -> None:
         self._position, self._copies = loader._position, loader._copies
         self._why: str | None = None
-        steps = self._position.begin(loader._split)
-        epoch = self._position.epoch
-        view = get_view(loader._data, epoch)
-        reader = Reader(view, loader._transform, loader._seed, bool(loader._num_workers))
-        depth = loader._prefetch + loader._num_threads - 1
-        sampler, threads = loader._sampler, loader._num_threads if loader._prefetch else 0
-        order = sampler.order(epoch)
+        steps, position = loader._begin(), loader._position
+        reader, sampler = Reader(loader._data, loader._transform, loader._seed), loader._sampler
+        order, depth = sampler.order(position.epoch), loader._prefetch + loader._num_threads - 1
+        threads = loader._num_threads if loader._prefetch else 0
         self._windows: WindowReader | None = None
-        if isinstance(sampler, BlockSampler):
-            self._windows = WindowReader(view, sampler, order, threads)
+        if isinstance(order, BlockOrder):
+            self._windows = WindowReader(reader.get_view(position.epoch), order, threads)
             tasks: Iterator[Task] = map(self._windows.make_task, steps)
         else:
-            tasks = map(partial(_make_task, sampler, order, loader._limit), steps)
-        self._engine: ThreadEngine[Task] | ProcessEngine
+            limit = loader._limit
+            tasks = (Task(step, sampler._find(order, step, limit)) for step in steps)
+        #: Batches under way: the first one is the next to be given out.
+        self._tasks: deque[Task] = deque()
+        tasks = _note_tasks(tasks, self._tasks)
+        self._engine: ThreadEngine[Any] | ProcessEngine
         if loader._num_workers:
+            pins = self._copies is not None and self._copies.stream is not None
             self._engine = ProcessEngine(
-                tasks, reader, loader._num_workers, loader._prefetch, loader._context, loader._timeout
+                tasks, reader, loader._num_workers, loader._prefetch, loader._context, loader._timeout, pins
             )
         else:
-            if self._copies is not None:
-                self._copies.prepare(reader, depth + 1)
-            self._engine = ThreadEngine(tasks, reader, threads, depth, loader._timeout)
+            reader.copies = None if self._copies is None else self._copies.prepare(depth + 1)
+            self._engine = ThreadEngine(
+                (partial(reader, task) for task in tasks), threads, depth, loader._timeout
+            )
         self._report = make_reporter(loader._progress, len(sampler), "epoch", "rows")
-        if self._position.rows:
-            self._report(self._position.rows)
-        self._ahead: tuple[Task, Any] | None = None
+        if position.rows:
+            self._report(position.rows)
+        self._ahead: tuple[Step, Any] | None = None
 
     def __next__(self) -> Any:
         if self._why is not None:
@@ -270,34 +251,36 @@ class _Batches(Iterator[Any]):
                 raise RuntimeError(f"this iteration is over: {self._why}")
             raise StopIteration
         try:
-            held = self._ahead or self._start_copy()
-            if held is None:
-                self.end("")
-                raise StopIteration
-            self._ahead = None
-            if self._copies is not None and self._engine.has_next():
-                self._ahead = self._start_copy()
-        except Failure as failure:
+            held = self._ahead or self._fetch()
+            if held is not None:
+                step, batch = held
+                if self._copies is not None:
+                    self._ahead = self._fetch() if self._engine.is_ready() else None
+                    batch = self._copies.finish(batch)
+                self._report(step.stop - step.start)
+        except BaseException:
             self._position.is_kept = True
             self.end("it had an error; iterate over the loader again to go on")
-            error, task = failure.error, failure.task
-            if isinstance(task, Task):
-                _add_note(error, task)
-            if isinstance(error, StopIteration):
-                raise RuntimeError("reading a batch raised StopIteration") from error
-            raise error from error.__cause__
-        task, batch = held
-        if self._copies is not None:
-            batch = self._copies.finish(batch)
-        self._position.advance(task.step)
-        self._report(task.step.stop - task.step.start)
+            raise
+        if held is None:
+            self.end("")
+            raise StopIteration
+        self._position.advance(step)
         return batch
 
-    def _start_copy(self) -> tuple[Task, Any] | None:
+    def _fetch(self) -> tuple[Step, Any] | None:
+        """Return the next batch, whose copy to the device has begun, or None after the last one; raise its error."""
         found = self._engine.get_next()
-        if found is None or self._copies is None:
-            return found
-        return found[0], self._copies.start(found[1])
+        if found is None:
+            return None
+        batch, error = found
+        if error is not None:
+            if self._tasks:
+                _add_note(error, self._tasks[0])
+            if isinstance(error, StopIteration):
+                raise RuntimeError("reading a batch raised StopIteration") from error
+            raise error
+        return self._tasks.popleft().step, batch if self._copies is None else self._copies.start(batch)
 
     def end(self, why: str) -> None:
         """End threads and workers; the iterator cannot be used further."""
@@ -308,10 +291,10 @@ class _Batches(Iterator[Any]):
                 self._windows.close()
 
 
-def _make_task(
-    sampler: Sampler, order: Callable[[int, int], torch.Tensor], limit: int | None, step: Step
-) -> Task:
-    return Task(step, make_positions(sampler, order, step, limit))
+def _note_tasks(tasks: Iterator[Task], under_way: deque[Task]) -> Iterator[Task]:
+    for task in tasks:
+        under_way.append(task)
+        yield task
 
 
 def _add_note(error: BaseException, task: Task) -> None:

@@ -1,10 +1,9 @@
-"""Orders of rows as pure functions: seeds that are mixed, permutations without memory, and pages of positions."""
+"""Orders of rows as pure functions: mixed seeds, permutations without memory, pages of positions, draws by weight."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Union
 
 import torch
@@ -41,19 +40,33 @@ def _splitmix(state: int) -> int:
     return state ^ (state >> 31)
 
 
+def check_count(value: int, name: str, least: int = 1) -> int:
+    """Return an integer, or raise ValueError if it is below ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is an integer of {least} or more; got {value!r}")
+    return value
+
+
+def check_seed(seed: int) -> int:
+    """Return a seed, or raise TypeError if it is no integer."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed is an integer; got {seed!r}")
+    return seed
+
+
 def make_generator(seed: int) -> torch.Generator:
     """Return a generator of the CPU with a seed."""
     return torch.Generator().manual_seed(seed)
 
 
+def draw_uniform(seed: int, count: int) -> Tensor:
+    """Return numbers of float64 from 0 up to 1."""
+    return torch.rand(count, dtype=torch.float64, generator=make_generator(seed))
+
+
 def make_keys(seed: int) -> list[int]:
     """Return the keys of the rounds of a permutation."""
     return [mix(seed, i) & 0x7FFFFFFF for i in range(_ROUNDS)]
-
-
-def make_keys_of_passes(seed: int, passes: Tensor) -> list[Tensor]:
-    """Return the keys of a permutation for each pass through the same rows, one for each element of ``passes``."""
-    return [_hash(_hash(passes & 0x7FFFFFFF, key), key ^ 0x5BD1E995) for key in make_keys(seed)]
 
 
 def permute(index: Tensor, count: int, keys: Keys) -> Tensor:
@@ -66,6 +79,13 @@ def permute(index: Tensor, count: int, keys: Keys) -> Tensor:
         result[todo] = again = _apply_rounds(result[todo], half, keys_left)
         todo = todo[again >= count]
     return result
+
+
+def permute_passes(numbers: Tensor, count: int, seed: int) -> Tensor:
+    """Return row ``number % count`` of the permutation of pass ``number // count`` through the rows."""
+    passes = numbers // count
+    keys = [_hash(_hash(passes & 0x7FFFFFFF, key), key ^ 0x5BD1E995) for key in make_keys(seed)]
+    return permute(numbers - passes * count, count, keys)
 
 
 def _apply_rounds(index: Tensor, half: int, keys: Keys) -> Tensor:
@@ -92,11 +112,9 @@ class PagedOrder:
 
     def __call__(self, start: int, stop: int) -> Tensor:
         """Return the positions from ``start`` to ``stop``."""
-        first, last = start // self.page, (max(stop, start + 1) - 1) // self.page
-        if first == last:
-            return self._get(first)[start - first * self.page : stop - first * self.page].clone()
-        parts = [self._get(number) for number in range(first, last + 1)]
-        return torch.cat(parts)[start - first * self.page : stop - first * self.page]
+        pages = range(start // self.page, (max(stop, start + 1) - 1) // self.page + 1)
+        parts = [self._get(n)[max(start - n * self.page, 0) : stop - n * self.page] for n in pages]
+        return torch.cat(parts)
 
     def _get(self, number: int) -> Tensor:
         held = self.held
@@ -107,35 +125,26 @@ class PagedOrder:
 
 
 class Draws:
-    """Draw categories by weight, in float64: any number of them, and never one of weight zero."""
+    """Draws of categories by weight, in float64: any number of them, and never one of weight zero."""
 
-    def __init__(self, weights: object, what: str = "weights") -> None:
-        self.weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu").flatten()
-        check = self.weights.isfinite() & (self.weights >= 0)
-        if not bool(check.all()):
-            place = int((~check).nonzero()[0])
+    def __init__(self, weights: object) -> None:
+        values = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach().flatten()
+        wrong = (~(values.isfinite() & (values >= 0))).nonzero()
+        if len(wrong):
+            place = int(wrong[0])
+            raise ValueError(f"weights are finite and not negative; got {values[place]} at position {place}")
+        #: The sums of the weights up to and including each one.
+        self.sums = values.cumsum(0)
+        if not len(values) or not 0 < self.sums[-1] < float("inf"):
             raise ValueError(
-                f"{what} are finite and not negative; got {float(self.weights[place])} at position {place}"
+                f"weights: one of them must be above zero, and their sum finite; got {len(values)} weights"
             )
-        if not bool((self.weights > 0).any()):
-            raise ValueError(f"{what}: one of them must be above zero; got {len(self.weights)} weights")
-
-    @cached_property
-    def sums(self) -> Tensor:
-        """The sums of the weights up to and including each one."""
-        return self.weights.cumsum(0)
+        self._last = int(values.nonzero()[-1])
+        #: A number that differs for other weights.
+        self.checksum = zlib.crc32(values.contiguous().numpy().tobytes())
 
     def find(self, uniform: Tensor) -> Tensor:
         """Return the category of each number from 0 up to 1."""
         found = torch.searchsorted(self.sums, uniform * self.sums[-1], right=True)
         # A product that is rounded up to the total has no category: take the last one that has a weight.
-        return found.clamp_(max=int(self.weights.nonzero()[-1]))
-
-    def get_checksum(self) -> int:
-        """Return a number that differs for other weights."""
-        return zlib.crc32(self.weights.contiguous().numpy().tobytes())
-
-
-def draw_uniform(seed: int, count: int) -> Tensor:
-    """Return numbers of float64 from 0 up to 1."""
-    return torch.rand(count, dtype=torch.float64, generator=make_generator(seed))
+        return found.clamp_(max=self._last)

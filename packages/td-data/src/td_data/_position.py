@@ -1,4 +1,4 @@
-"""``Sampler``, the order of the rows of an epoch; a position in it, which is saved and loaded; and its split over ranks."""
+"""``Sampler``, the order of the rows of an epoch; its split into batches of ranks; and a position that is saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler as TorchSampler
 
-from ._order import VERSION, Order
+from ._order import VERSION, Order, check_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,14 @@ class Split:
     rank: int | None = None
     world_size: int | None = None
 
-    def check(self) -> None:
-        """Raise ValueError for sizes below one, and ranks that do not exist."""
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise ValueError(f"batch_size is an integer of 1 or more; got {self.batch_size!r}")
-        if (self.rank is None) != (self.world_size is None):
-            raise ValueError(
-                f"rank and world_size are given together; got rank={self.rank}, world_size={self.world_size}"
-            )
-        if self.rank is not None and self.world_size is not None and not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank is from 0 to world_size - 1; got {self.rank} of {self.world_size}")
+    def __post_init__(self) -> None:
+        check_count(self.batch_size, "batch_size")
+        rank, world = self.rank, self.world_size
+        if rank is None or world is None:
+            if rank is not world:
+                raise ValueError(f"rank and world_size are given together; got {rank=}, world_size={world}")
+        elif not 0 <= rank < world:
+            raise ValueError(f"rank is from 0 to world_size - 1; got {rank} of {world}")
 
     def find_ranks(self) -> tuple[int, int]:
         """Return rank and world size: those that were given, or of ``torch.distributed`` if it is initialised."""
@@ -64,7 +62,6 @@ class Sampler(ABC):
 
     A subclass provides ``order`` and ``__len__``. An attribute ``seed`` is compared when a state is loaded.
 
-    >>> from collections.abc import Callable
     >>> from td_data import Loader, Sampler
     >>> class Backwards(Sampler):
     ...     def __len__(self):
@@ -76,13 +73,16 @@ class Sampler(ABC):
     [[4, 3, 2], [1, 0]]
     """
 
+    #: Number of rows that the positions are of, as far as the sampler has it.
+    _reach = 0
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of rows of one epoch."""
 
     @abstractmethod
     def order(self, epoch: int) -> Order:
-        """Return a function that takes the first and last row, and returns the positions of these rows, of int64."""
+        """Return a function of the first row and the row after the last one, which returns their positions, of int64."""
 
     def batches(
         self,
@@ -95,8 +95,7 @@ class Sampler(ABC):
     ) -> Batches:
         """Return the order in batches, for the argument ``batch_sampler`` of a ``DataLoader`` of torch.
 
-        Each iteration is the next epoch. It has ``state_dict``, ``load_state_dict`` and ``set_epoch`` as a
-        :class:`Loader`, whose arguments these are.
+        The arguments are those of a :class:`Loader`, whose ``state_dict``, ``load_state_dict`` and ``set_epoch`` it has.
 
         >>> from td_data import SequentialSampler
         >>> list(SequentialSampler(5).batches(2))
@@ -111,15 +110,21 @@ class Sampler(ABC):
         last = first + size if even else min(first + size, stop)
         return (range(first, last),) if first < last else ()
 
-    def _take(self, order: Order, rows: range) -> Tensor:
-        """Return the positions of rows, which may be past the end of the epoch."""
+    def _take(self, order: Order, rows: range, limit: int | None = None) -> Tensor:
+        """Return the positions of rows, which may be past the end of the epoch; check those of a user's sampler."""
         length, start, parts = len(self), rows.start, []
         while start < rows.stop:
             first = start % length
             last = min(first + rows.stop - start, length)
             parts.append(order(first, last))
+            if not type(self).__module__.startswith(f"{__package__}."):
+                _check_positions(type(self).__name__, parts[-1], first, last, limit)
             start += last - first
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return join(parts)
+
+    def _find(self, order: Order, step: Step, limit: int | None = None) -> Tensor:
+        """Return the positions of a batch."""
+        return join([self._take(order, rows, limit) for rows in step.rows])
 
     def _set_ranks(self, batch_size: int, world: int) -> None:  # noqa: B027  most samplers need none
         """Raise ValueError if the order cannot be split in this way."""
@@ -127,170 +132,178 @@ class Sampler(ABC):
     def _bind(self, data: Sized) -> None:  # noqa: B027  most samplers need none
         """Take from the data what the constructor was not given."""
 
-    def _get_reach(self) -> int:
-        """Return the number of rows that the positions are of, as far as the sampler has it."""
-        return 0
-
     def _describe(self) -> dict[str, Any]:
-        """Return what a saved position must have in common with this sampler, as JSON."""
+        """Return what a saved position must have in common with this sampler, as JSON; None for what it may decide."""
         seed = getattr(self, "seed", None)
         return {"name": type(self).__name__, **({} if seed is None else {"seed": seed})}
-
-    def _adopt(self, described: dict[str, Any]) -> None:  # noqa: B027  most samplers need none
-        """Take from a state what the constructor was not given."""
 
     def _get_counts(self, epoch: int, row: int) -> dict[str, Any]:
         """Return what makes the start at a row fast."""
         return {}
 
-    def _set_counts(self, state: dict[str, Any]) -> None:  # noqa: B027  most samplers need none
-        """Take over what ``_get_counts`` has returned."""
+    def _adopt(self, state: dict[str, Any]) -> None:  # noqa: B027  most samplers need none
+        """Take from a state what the constructor was not given, and what ``_get_counts`` has returned."""
 
 
+def join(parts: list[Tensor]) -> Tensor:
+    """Concatenate tensors, without a copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _check_positions(name: str, found: object, first: int, last: int, limit: int | None) -> None:
+    if not isinstance(found, Tensor) or found.dtype != torch.int64 or found.shape != (last - first,):
+        shown = (
+            f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        )
+        raise TypeError(
+            f"{name}.order returned {shown} from row {first} on; it must be a vector of {last - first} positions of int64"
+        )
+    wrong = ((found < 0) | (found >= (1 << 62 if limit is None else limit))).nonzero()
+    if len(wrong):
+        place = int(wrong[0])
+        raise IndexError(
+            f"{name}.order returned position {found[place]} for row {first + place}; the data has {limit} rows"
+        )
+
+
+@dataclass(slots=True)
 class Position:
     """How many rows of which epoch the consumer got."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-        self.epoch = 0
-        self.rows = 0
-        #: True after a load or an error: the next iteration goes on in the middle.
-        self.is_kept = False
+    epoch: int = 0
+    rows: int = 0
+    #: True after a load or an error: the next iteration goes on in the middle.
+    is_kept: bool = False
 
-    def begin(self, split: Split) -> Iterator[Step]:
-        """Begin an epoch, or go on in the middle of a loaded one; iterate over the batches of this rank."""
-        if not self.is_kept and self.rows:
-            self.move(self.epoch + 1, 0)
-        self.is_kept = False
-        rank, world = split.find_ranks()
-        self.sampler._set_ranks(split.batch_size, world)
-        steps = self._list_steps(split, rank, world)
-        first = next(steps, None)
-        if first is None:
-            self.move(self.epoch + 1, 0)
-            return iter(())
-        return chain([first], steps)
-
-    def _list_steps(self, split: Split, rank: int, world: int) -> Iterator[Step]:
-        epoch, start, before = self.epoch, self.rows, None
-        size, end = split.batch_size * world, len(self.sampler)
-        end -= (end - start) % size if split.drop_last else 0
-        while start < end:
-            stop = min(start + size, end)
-            rows = self.sampler._share(start, stop, rank, world, split.even)
-            if rows:
-                if before is not None:
-                    yield before
-                before = Step(epoch, start, stop, start // size, rank, rows)
-            start = stop
-        if before is not None:
-            yield replace(before, is_last=True)
-
-    def count_batches(self, split: Split) -> int:
-        """Return the number of batches of a whole epoch on this rank."""
-        rank, world = split.find_ranks()
-        self.sampler._set_ranks(split.batch_size, world)
-        size, end = split.batch_size * world, len(self.sampler)
-        rest = end % size
-        has_more = (
-            rest and not split.drop_last and self.sampler._share(end - rest, end, rank, world, split.even)
-        )
-        return end // size + bool(has_more)
+    def move(self, epoch: int, rows: int, is_kept: bool = False) -> None:
+        """Set the position."""
+        self.epoch, self.rows, self.is_kept = epoch, rows, is_kept
 
     def advance(self, step: Step) -> None:
         """Note that the consumer got a batch; after the last one of an epoch, the next epoch begins."""
-        if step.is_last:
-            self.move(step.epoch + 1, 0)
-        else:
-            self.move(step.epoch, step.stop)
-
-    def move(self, epoch: int, rows: int) -> None:
-        """Set the position."""
-        self.epoch, self.rows = epoch, rows
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch at its first row, unless the position in it was loaded."""
-        if epoch < 0:
-            raise ValueError(f"an epoch is 0 or more; got {epoch}")
-        if not (self.is_kept and epoch == self.epoch):
-            self.move(epoch, 0)
-            self.is_kept = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position, and what it is the position of."""
-        return {
-            "version": VERSION,
-            "epoch": self.epoch,
-            "rows": self.rows,
-            "length": len(self.sampler),
-            "sampler": self.sampler._describe(),
-            **self.sampler._get_counts(self.epoch, self.rows),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; ValueError if it is one of other data or another order."""
-        missing = {"version", "epoch", "rows", "length", "sampler"} - state.keys()
-        if missing:
-            raise ValueError(f"the state of a loader has no {sorted(missing)}; its keys are {sorted(state)}")
-        self.sampler._adopt(state["sampler"])
-        own = self.state_dict()
-        for name in ("version", "length"):
-            _compare(name, state[name], own[name])
-        for name in {**own["sampler"], **state["sampler"]}:
-            _compare(f"{name} of the sampler", state["sampler"].get(name), own["sampler"].get(name))
-        if state["epoch"] < 0 or not 0 <= state["rows"] <= state["length"]:
-            raise ValueError(f"no such position: row {state['rows']} of epoch {state['epoch']}")
-        self.sampler._set_counts(state)
-        self.move(state["epoch"], state["rows"])
-        self.is_kept = True
+        self.move(step.epoch + step.is_last, 0 if step.is_last else step.stop)
 
 
-def _compare(name: str, saved: object, own: object) -> None:
-    if saved != own:
-        raise ValueError(
-            f"the state is of other data or of another order: its {name} is {saved!r}, here it is {own!r}"
-        )
+class Epochs:
+    """The epochs of a sampler in batches, with a position that is saved and loaded."""
 
-
-class Batches(TorchSampler[list[int]]):
-    """The order of a sampler in batches, with a position that is saved and loaded."""
-
-    def __init__(self, sampler: Sampler, split: Split) -> None:
-        split.check()
-        self._position, self._split = Position(sampler), split
-        self.batch_size, self.drop_last = split.batch_size, split.drop_last
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Iterate over the positions of each batch of an epoch."""
-        sampler = self._position.sampler
-        steps = self._position.begin(self._split)
-        order = None
-        for step in steps:
-            order = order or sampler.order(step.epoch)
-            batch = [position for rows in step.rows for position in sampler._take(order, rows).tolist()]
-            self._position.advance(step)
-            yield self._make_batch(step, batch)
-
-    def _make_batch(self, step: Step, positions: list[int]) -> list[int]:
-        return positions
-
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch on this rank."""
-        return self._position.count_batches(self._split)
+    def __init__(self, sampler: Sampler, split: Split, position: Position | None = None) -> None:
+        self._sampler, self._split = sampler, split
+        self._position = Position() if position is None else position
 
     @property
     def epoch(self) -> int:
         """Epoch of the next batch."""
         return self._position.epoch
 
+    @property
+    def rows(self) -> int:
+        """Rows of that epoch that were given out, on all ranks together."""
+        return self._position.rows
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch on this rank."""
+        rank, size, end = self._find_sizes()
+        rest, split = end % size, self._split
+        world = size // split.batch_size
+        has_more = (
+            rest and not split.drop_last and self._sampler._share(end - rest, end, rank, world, split.even)
+        )
+        return end // size + bool(has_more)
+
+    def _find_sizes(self) -> tuple[int, int, int]:
+        """Return the rank, the rows of a batch of all ranks, and those of an epoch."""
+        rank, world = self._split.find_ranks()
+        self._sampler._set_ranks(self._split.batch_size, world)
+        return rank, self._split.batch_size * world, len(self._sampler)
+
+    def _begin(self) -> Iterator[Step]:
+        """Begin an epoch, or go on in the middle of a loaded one; iterate over the batches of this rank."""
+        position = self._position
+        if position.rows and not position.is_kept:
+            position.move(position.epoch + 1, 0)
+        position.is_kept = False
+        steps = self._list_steps(position.epoch, position.rows, *self._find_sizes())
+        first = next(steps, None)
+        if first is None:
+            position.move(position.epoch + 1, 0)
+            return iter(())
+        return chain([first], steps)
+
+    def _list_steps(self, epoch: int, start: int, rank: int, size: int, end: int) -> Iterator[Step]:
+        split, before = self._split, None
+        end -= (end - start) % size if split.drop_last else 0
+        for first in range(start, end, size):
+            stop = min(first + size, end)
+            rows = self._sampler._share(first, stop, rank, size // split.batch_size, split.even)
+            if rows:
+                if before is not None:
+                    yield before
+                before = Step(epoch, first, stop, first // size, rank, rows)
+        if before is not None:
+            yield replace(before, is_last=True)
+
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, as :meth:`Loader.set_epoch`."""
-        self._position.set_epoch(epoch)
+        """Make the next iteration begin an epoch; the position in that epoch, if it was loaded, remains.
+
+        Raises:
+            ValueError: the epoch is below 0.
+        """
+        if epoch < 0:
+            raise ValueError(f"an epoch is 0 or more; got {epoch}")
+        if not (self._position.is_kept and epoch == self.epoch):
+            self._position.move(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch."""
-        return self._position.state_dict()
+        """Return the position after the last batch that was given out, as numbers and strings; all ranks have the same."""
+        sampler, epoch, rows = self._sampler, self.epoch, self.rows
+        own = {"version": VERSION, "epoch": epoch, "rows": rows, "length": len(sampler)}
+        return {**own, "sampler": sampler._describe(), **sampler._get_counts(epoch, rows)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a saved position."""
-        self._position.load_state_dict(state_dict)
+        """Go to a saved position: the next iteration goes on there.
+
+        Raises:
+            ValueError: the state is one of data of another length, or of another sampler or seed.
+        """
+        saved, own = state_dict, self.state_dict()
+        if missing := own.keys() - saved.keys() - {"counts"}:
+            raise ValueError(f"the state of a loader has no {sorted(missing)}; its keys are {sorted(saved)}")
+        facts = [(name, saved[name], own[name]) for name in ("version", "length")]
+        for name in {**own["sampler"], **saved["sampler"]}:
+            facts.append(
+                (f"{name} of the sampler", *(each["sampler"].get(name, "") for each in (saved, own)))
+            )
+        for name, theirs, mine in facts:
+            if theirs != mine and None not in (theirs, mine):
+                raise ValueError(
+                    f"the state is of other data or of another order: its {name} is {theirs!r}, here it is {mine!r}"
+                )
+        if saved["epoch"] < 0 or not 0 <= saved["rows"] <= saved["length"]:
+            raise ValueError(f"no such position: row {saved['rows']} of epoch {saved['epoch']}")
+        self._sampler._adopt(saved)
+        self._position.move(saved["epoch"], saved["rows"], is_kept=True)
+
+
+class Batches(Epochs, TorchSampler[list[int]]):
+    """The order of a sampler as lists of positions, each with its :class:`Step`."""
+
+    def __init__(self, sampler: Sampler, split: Split, position: Position | None = None) -> None:
+        super().__init__(sampler, split, position)
+        self.batch_size, self.drop_last = split.batch_size, split.drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterate over the positions of each batch of an epoch."""
+        order = None
+        for step in self._begin():
+            order = order or self._sampler.order(step.epoch)
+            batch = Numbered(self._sampler._find(order, step).tolist())
+            batch.step = step
+            self._position.advance(step)
+            yield batch
+
+
+class Numbered(list[int]):
+    """The positions of a batch, and the step that they are of."""
+
+    step: Step

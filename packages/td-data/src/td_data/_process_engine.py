@@ -1,4 +1,4 @@
-"""Worker processes of torch that read batches in our order, and a ``DataLoader`` of the same order."""
+"""Worker processes of torch that read batches in our order."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import re
 import signal
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import Sampler as TorchSampler
 
 from td_core.errors import WorkerError
 
-from ._position import Batches, Position, Sampler, Split, Step
+from ._device_buffers import pin
 from ._reading import Reader, Task
-from ._threads import Failure
+from ._threads import Result
 
 
 class ProcessEngine:
@@ -34,54 +32,37 @@ class ProcessEngine:
         prefetch: int,
         context: Any,
         timeout: float | None,
+        pin_memory: bool,
     ) -> None:
-        self._sent: deque[Task] = deque()
-        self._errors: list[Exception] = []
+        self._sent = _Sent(tasks)
         loader: DataLoader[Any] = DataLoader(
-            reader,
+            _Answers(reader),
             batch_size=None,
-            sampler=_Sent(tasks, self._sent, self._errors),
+            sampler=self._sent,
             num_workers=num_workers,
             prefetch_factor=-(-prefetch // num_workers),
             collate_fn=keep,
             multiprocessing_context=context,
             timeout=timeout or 0,
+            pin_memory=pin_memory,
         )
         try:
-            self._results: Iterator[Any] | None = iter(loader)
-        except Exception as error:
-            self._name_unpicklable(reader, loader.multiprocessing_context)
-            raise error
+            self._results: Iterator[Any] = iter(loader)
+        except Exception:
+            if context is not None or get_context().get_start_method() != "fork":
+                _name_unpicklable(data=reader.data, transform=reader.transform)
+            raise
         self._restore = weakref.finalize(self, _set_handler, _pause_handler())
 
-    def _name_unpicklable(self, reader: Reader, context: Any) -> None:
-        if context is None and get_context().get_start_method() == "fork":
-            return
-        for name, part in (("data", reader.view), ("transform", reader.transform)):
-            try:
-                ForkingPickler.dumps(part)
-            except Exception as error:
-                raise TypeError(
-                    f"{name} cannot be sent to a worker process: {error}; a worker imports functions and classes by name"
-                ) from error
-
-    def get_next(self) -> tuple[Task, object] | None:
-        """Return the next task and its result, or None after the last; raise Failure if it has an error."""
-        if self._results is None:
-            return None
+    def get_next(self) -> Result[Any] | None:
+        """Return the next result, or None after the last one."""
         try:
-            is_read, value = next(self._results)
+            answer = next(self._results)
         except StopIteration:
-            if self._errors:
-                raise Failure(None, self._errors[0]) from None
-            return None
+            return None if self._sent.error is None else (None, self._sent.error)
         except (RuntimeError, EOFError, OSError) as error:
-            task = self._sent[0] if self._sent else None
-            raise Failure(task, self._explain(error)) from error
-        task = self._sent.popleft()
-        if not is_read:
-            raise Failure(task, value)
-        return task, value
+            return None, self._explain(error)
+        return answer.batch, answer.error
 
     def _explain(self, error: Exception) -> Exception:
         """Return the error of a worker that was killed, or that did not answer in time."""
@@ -102,19 +83,31 @@ class ProcessEngine:
         more = ""
         if "SIGBUS" in why or "Bus error" in why:
             more = "; shared memory is full: enlarge /dev/shm, or use num_threads= in place of num_workers="
-        return WorkerError(f"a worker process died ({why}){more}")
+        explained = WorkerError(f"a worker process died ({why}){more}")
+        explained.__cause__ = error
+        return explained
 
-    def has_next(self) -> bool:
+    def is_ready(self) -> bool:
         """Return False: torch does not say whether a result is ready."""
         return False
 
     def close(self) -> None:
         """End the worker processes."""
-        results, self._results = self._results, None
+        results, self._results = self._results, iter(())
         stop = getattr(results, "_shutdown_workers", None)
         if stop is not None:
             stop()
         self._restore()
+
+
+def _name_unpicklable(**parts: object) -> None:
+    for name, part in parts.items():
+        try:
+            ForkingPickler.dumps(part)
+        except Exception as error:
+            raise TypeError(
+                f"{name} cannot be sent to a worker process: {error}; a worker imports functions and classes by name"
+            ) from error
 
 
 def _pause_handler() -> Any:
@@ -131,65 +124,42 @@ def _set_handler(handler: Any) -> None:
         signal.signal(signal.SIGCHLD, handler)
 
 
+class _Answer:
+    """The batch of a task, or its error. A thread of torch calls ``pin_memory`` in the parent process."""
+
+    def __init__(self, batch: Any, error: Exception | None) -> None:
+        self.batch, self.error = batch, error
+
+    def pin_memory(self) -> _Answer:
+        """Put the batch into pinned memory."""
+        return _Answer(pin(self.batch), self.error)
+
+
+class _Answers(Dataset[_Answer]):
+    """The data set of the worker processes."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __getitem__(self, task: Task) -> _Answer:
+        try:
+            return _Answer(self._reader(task), None)
+        except Exception as error:
+            return _Answer(None, error)
+
+
 class _Sent(TorchSampler[Task]):
     """The tasks as the sampler of a ``DataLoader``."""
 
-    def __init__(self, tasks: Iterator[Task], sent: deque[Task], errors: list[Exception]) -> None:
-        self._tasks, self._sent, self._errors = tasks, sent, errors
+    def __init__(self, tasks: Iterator[Task]) -> None:
+        self._tasks = tasks
+        self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[Task]:
         try:
-            for task in self._tasks:
-                self._sent.append(task)
-                yield task
+            yield from self._tasks
         except Exception as error:
-            self._errors.append(error)
-
-
-class NumberedBatches(Batches):
-    """Batches whose lists carry the batch that they are, for the views and generators of epochs."""
-
-    def __init__(self, sampler: Sampler, split: Split, position: Position) -> None:
-        super().__init__(sampler, split)
-        self._position = position
-
-    def _make_batch(self, step: Step, positions: list[int]) -> list[int]:
-        return _Numbered(step, positions)
-
-
-class _Numbered(list[int]):
-    def __init__(self, step: Step, positions: list[int]) -> None:
-        super().__init__(positions)
-        self.step = step
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Numbered, (self.step, [*self])
-
-
-class Fetched(Dataset[Any]):
-    """The data set of a ``DataLoader``, which reads each batch with one index."""
-
-    def __init__(self, view: Any, transform: Callable[..., Any] | None, seed: int) -> None:
-        self._view, self._transform, self._seed = view, transform, seed
-        self._held: tuple[int, Reader] | None = None
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._view[index]
-
-    def __getitems__(self, indices: _Numbered) -> Any:
-        """Return a batch."""
-        epoch = indices.step.epoch
-        if self._held is None or self._held[0] != epoch:
-            self._held = epoch, Reader(get_view(self._view, epoch), self._transform, self._seed)
-        return self._held[1](Task(indices.step, torch.tensor(indices, dtype=torch.int64)))
-
-
-def get_view(data: Any, epoch: int) -> Any:
-    """Return the view of an epoch."""
-    return data.at_epoch(epoch) if hasattr(data, "at_epoch") else data
+            self.error = error
 
 
 def keep(batch: Any) -> Any:

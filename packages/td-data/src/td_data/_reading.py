@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from td_core import cat, is_tensor_collection
 
-from ._blocks import BlockSampler, Window
-from ._order import Order, make_generator, mix
-from ._position import Sampler, Step
-from ._threads import Slot, Threads
+from ._blocks import BlockOrder, Window, list_windows
+from ._device_buffers import DeviceCopies
+from ._order import make_generator, mix
+from ._position import Numbered, Step
+from ._threads import Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,46 +28,51 @@ class Task:
 
     step: Step
     positions: Tensor
-    windows: Sequence[tuple[Slot, Tensor]] = ()
+    windows: Sequence[tuple[Future[Any], Tensor]] = ()
 
 
 class Reader(Dataset[Any]):
-    """Reads the batch of a task. A pickle of it goes to worker processes."""
+    """Reads the batch of a task; also the data set of a ``DataLoader``, of which worker processes get a copy."""
 
-    def __init__(
-        self, view: Any, transform: Callable[..., Any] | None, seed: int, in_process: bool = False
-    ) -> None:
-        self.view, self.transform, self.seed, self.in_process = view, transform, seed, in_process
-        self.gather: Callable[[Any, Tensor], object] | None = None
-        self.finish: Callable[[Any], object] | None = None
-        self.takes_generator = transform is not None and takes_generator(transform)
+    def __init__(self, data: Any, transform: Callable[..., Any] | None, seed: int) -> None:
+        self.data, self.transform, self.seed = data, transform, seed
+        self.copies: DeviceCopies | None = None
+        self._takes_generator = transform is not None and takes_generator(transform)
+        self._held: tuple[int, Any] = -1, None
+
+    def get_view(self, epoch: int) -> Any:
+        """Return the view of an epoch."""
+        if self._held[0] != epoch:
+            self._held = epoch, self.data.at_epoch(epoch) if hasattr(self.data, "at_epoch") else self.data
+        return self._held[1]
 
     def __call__(self, task: Task) -> Any:
         """Return the batch of a task."""
+        view, copies = self.get_view(task.step.epoch), self.copies
         if task.windows:
-            batch = join_batches([slot.get()[places] for slot, places in task.windows])  # type: ignore[index]
-        elif self.gather is not None:
-            batch = self.gather(self.view, task.positions)
+            batch = join_batches([future.result()[places] for future, places in task.windows])
+        elif copies is not None and self.transform is None:
+            return copies.gather(view, task.positions)
         else:
-            batch = self.view[task.positions]
-        batch = batch if self.transform is None else self._apply(task.step, batch)
-        return batch if self.finish is None else self.finish(batch)
+            batch = view[task.positions]
+        batch = batch if self.transform is None else self._apply(self.transform, task.step, batch)
+        return batch if copies is None else copies.stage(batch)
 
-    def _apply(self, step: Step, batch: Any) -> Any:
-        assert self.transform is not None
+    def _apply(self, transform: Callable[..., Any], step: Step, batch: Any) -> Any:
         seed = mix(self.seed, step.epoch, "batch", step.start, step.rank)
-        if self.in_process:
+        if get_worker_info() is not None:
             torch.manual_seed(seed)
-        if self.takes_generator:
-            return self.transform(batch, generator=make_generator(seed))
-        return self.transform(batch)
+        return transform(batch, generator=make_generator(seed)) if self._takes_generator else transform(batch)
 
-    def __getitem__(self, task: Task) -> tuple[bool, Any]:
-        """Return the batch of a task, or its error: the form of a data set of torch's worker processes."""
-        try:
-            return True, self(task)
-        except Exception as error:
-            return False, error
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+    def __getitems__(self, indices: Numbered) -> Any:
+        """Return a batch."""
+        return self(Task(indices.step, torch.tensor(indices, dtype=torch.int64)))
 
 
 def takes_generator(function: Callable[..., Any]) -> bool:
@@ -87,72 +94,34 @@ def join_batches(parts: list[Any]) -> Any:
     raise TypeError(f"cannot join batches of {type(parts[0]).__name__}: return a collection or a tensor")
 
 
-def make_positions(sampler: Sampler, order: Order, step: Step, limit: int | None) -> Tensor:
-    """Return the positions of a batch; of a user's sampler, check their form and range."""
-    parts = [sampler._take(order, rows) for rows in step.rows]
-    positions = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if not type(sampler).__module__.startswith(f"{__package__}."):
-        _check_positions(type(sampler).__name__, positions, sum(map(len, step.rows)), step.start, limit)
-    return positions
-
-
-def _check_positions(name: str, positions: Tensor, count: int, start: int, limit: int | None) -> None:
-    if not isinstance(positions, Tensor) or positions.dtype != torch.int64 or positions.shape != (count,):
-        raise TypeError(
-            f"{name}.order returned {_show(positions)} from row {start} on; it must be a vector of {count} positions of int64"
-        )
-    wrong = positions < 0 if limit is None else (positions < 0) | (positions >= limit)
-    if bool(wrong.any()):
-        place = int(wrong.nonzero()[0])
-        raise IndexError(
-            f"{name}.order returned position {int(positions[place])} for row {start + place}; the data has {limit} rows"
-        )
-
-
-def _show(value: object) -> str:
-    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-
-
 class WindowReader:
     """Reads the windows of blocks, each once, and the next one of a lane while one is used."""
 
-    def __init__(self, view: Any, sampler: BlockSampler, order: Order, num_threads: int) -> None:
-        self._view, self._sampler, self._order = view, sampler, order
-        self._threads = Threads(num_threads) if num_threads else None
-        self._slots: dict[tuple[int, int], Slot] = {}
+    def __init__(self, view: Any, order: BlockOrder, num_threads: int) -> None:
+        self._order, self._threads = order, Threads(num_threads)
+        self._reads_ahead, self._held = num_threads > 0, dict[tuple[int, int], Future[Any]]()
+        self._read: Callable[[Tensor], Any] = getattr(view, "load_rows", view.__getitem__)
 
     def make_task(self, step: Step) -> Task:
         """Return the task of a batch; forget windows that no later batch needs."""
-        found = [item for rows in step.rows for item in self._sampler._locate(self._order, rows)]
-        windows = [(self._get(window), places) for window, places in found]
-        latest = {window.key[0]: window for window, _ in found}
-        for lane, window in latest.items():
-            for key in [key for key in self._slots if key[0] == lane and key[1] != window.key[1]]:
-                if key[1] != window.key[1] + 1:
-                    del self._slots[key]
-            following = self._order.get_lane(lane).get_window(window.key[1] + 1)  # type: ignore[attr-defined]
-            if following is not None and self._threads is not None:
-                self._get(following)
-        return Task(step, torch.cat([window.positions[places] for window, places in found[:1]]), windows)
+        found = list_windows(self._order, step)
+        held = {window.key: self._get(window) for window, _ in found}
+        windows = [(held[window.key], places) for window, places in found]
+        for lane, number in dict(held) if self._reads_ahead else ():
+            following = self._order.get_window(lane, number + 1)
+            if following is not None:
+                held[following.key] = self._get(following)
+        self._held = held
+        return Task(step, found[0][0].positions[found[0][1]], windows)
 
-    def _get(self, window: Window) -> Slot:
-        slot = self._slots.get(window.key)
+    def _get(self, window: Window) -> Future[Any]:
+        future = self._held.get(window.key)
         # A window that could not be read is tried again.
-        if slot is None or slot.has_failed():
-            call = partial(_read_window, self._view, window.positions)
-            slot = Slot(call) if self._threads is None else self._threads.submit(call)
-            if self._threads is None:
-                slot.run()
-            self._slots[window.key] = slot
-        return slot
+        if future is None or (future.done() and future.exception() is not None):
+            return self._threads.submit(partial(self._read, window.positions))
+        return future
 
     def close(self) -> None:
         """End the threads."""
-        self._slots.clear()
-        if self._threads is not None:
-            self._threads.close()
-
-
-def _read_window(view: Any, positions: Tensor) -> Any:
-    load = getattr(view, "load_rows", None)
-    return view[positions] if load is None else load(positions)
+        self._held.clear()
+        self._threads.close()

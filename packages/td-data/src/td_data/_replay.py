@@ -14,10 +14,9 @@ from td_core import open as open_collection
 from td_core.spi import is_stored, parse_json, row_buffers
 from td_core.typing import DeviceType
 
-from ._order import make_generator, mix
+from ._order import check_count, check_seed, make_generator, mix
 from ._ring_counters import RingCounters
 from ._ring_samplers import RingSampler
-from ._samplers import check_count, check_seed
 from ._views import set_entry
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from td_core.typing import NestedKey
 
-from ._samplers import check_count
+from ._order import check_count
 from ._views import find_episode_ends
 
 _FAN_OUT = 32

@@ -13,11 +13,13 @@ from ._order import (
     Draws,
     Order,
     PagedOrder,
+    check_count,
+    check_seed,
     draw_uniform,
     make_keys,
-    make_keys_of_passes,
     mix,
     permute,
+    permute_passes,
 )
 from ._position import Sampler
 
@@ -29,27 +31,24 @@ def count_rows(data_source: DataSource, what: str = "data_source") -> int:
     """Return the number of rows of a view, or the number itself."""
     if isinstance(data_source, bool) or not isinstance(data_source, (int, Sized)):
         raise TypeError(f"{what} is a view or a number of rows; got {type(data_source).__name__}")
-    count = data_source if isinstance(data_source, int) else len(data_source)
-    if count < 0:
-        raise ValueError(f"{what}: a number of rows is 0 or more; got {count}")
-    return count
+    return check_count(data_source if isinstance(data_source, int) else len(data_source), what, 0)
 
 
-def check_seed(seed: int) -> int:
-    """Return a seed, or raise TypeError if it is no integer."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed is an integer; got {seed!r}")
-    return seed
+class CountedSampler(Sampler):
+    """A sampler with a number of rows in an epoch, and facts that a saved position must have in common with it."""
+
+    def __init__(self, num_samples: int, reach: int, **facts: object) -> None:
+        self.num_samples, self._reach, self._facts = num_samples, reach, facts
+
+    def __len__(self) -> int:
+        """Return the number of rows of an epoch."""
+        return self.num_samples
+
+    def _describe(self) -> dict[str, Any]:
+        return {**super()._describe(), **self._facts}
 
 
-def check_count(count: int, what: str) -> int:
-    """Return a number of rows to draw, or raise ValueError if it is below one."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{what} is an integer of 1 or more; got {count!r}")
-    return count
-
-
-class SequentialSampler(Sampler):
+class SequentialSampler(CountedSampler):
     """All rows in order, in every epoch.
 
     Args:
@@ -61,21 +60,15 @@ class SequentialSampler(Sampler):
     """
 
     def __init__(self, data_source: DataSource) -> None:
-        self._length = count_rows(data_source)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self._length
-
-    def _get_reach(self) -> int:
-        return self._length
+        count = count_rows(data_source)
+        super().__init__(count, count)
 
     def order(self, epoch: int) -> Order:
         """Return the function of the rows themselves."""
         return torch.arange
 
 
-class RandomSampler(Sampler):
+class RandomSampler(CountedSampler):
     """Rows in random order, which needs no memory and no time at the start of an epoch.
 
     Args:
@@ -97,43 +90,28 @@ class RandomSampler(Sampler):
         num_samples: int | None = None,
         seed: int = 0,
     ) -> None:
-        self._count, self.replacement, self.seed = count_rows(data_source), replacement, check_seed(seed)
-        self.num_samples = self._count if num_samples is None else check_count(num_samples, "num_samples")
-        if num_samples and not self._count:
+        self.replacement, self.seed, count = replacement, check_seed(seed), count_rows(data_source)
+        drawn = count if num_samples is None else check_count(num_samples, "num_samples")
+        if num_samples and not count:
             raise ValueError(f"num_samples={num_samples}, but there are no rows to draw from")
-
-    def __len__(self) -> int:
-        """Return the number of rows of an epoch."""
-        return self.num_samples
-
-    def _get_reach(self) -> int:
-        return self._count
+        super().__init__(drawn, count, rows=count, replacement=replacement)
 
     def order(self, epoch: int) -> Order:
         """Return the function that computes pages of the order."""
-        seed, count = mix(self.seed, epoch, "random"), self._count
-        if self.replacement:
-            return PagedOrder(
-                lambda start, stop: (draw_uniform(mix(seed, start), stop - start) * count).long(), len(self)
-            )
-        if self.num_samples <= count:
-            keys = make_keys(seed)
-            return PagedOrder(lambda start, stop: permute(torch.arange(start, stop), count, keys), len(self))
-        return PagedOrder(
-            lambda start, stop: permute_passes(torch.arange(start, stop), count, seed), len(self)
-        )
+        seed, count = mix(self.seed, epoch, "random"), self._reach
+        keys = make_keys(seed)
 
-    def _describe(self) -> dict[str, Any]:
-        return {**super()._describe(), "rows": self._count, "replacement": self.replacement}
+        def compute(start: int, stop: int) -> Tensor:
+            if self.replacement:
+                return (draw_uniform(mix(seed, start), stop - start) * count).long()
+            numbers = torch.arange(start, stop)
+            whole = self.num_samples <= count
+            return permute(numbers, count, keys) if whole else permute_passes(numbers, count, seed)
+
+        return PagedOrder(compute, len(self))
 
 
-def permute_passes(numbers: Tensor, count: int, seed: int) -> Tensor:
-    """Return row ``number % count`` of the permutation of pass ``number // count`` through the rows."""
-    passes = numbers // count
-    return permute(numbers - passes * count, count, make_keys_of_passes(seed, passes))
-
-
-class WeightedRandomSampler(Sampler):
+class WeightedRandomSampler(CountedSampler):
     """Rows drawn with probabilities that are proportional to weights.
 
     Args:
@@ -149,20 +127,17 @@ class WeightedRandomSampler(Sampler):
 
     def __init__(self, weights: Any, num_samples: int, replacement: bool = True, *, seed: int = 0) -> None:
         self._draws, self.replacement, self.seed = Draws(weights), replacement, check_seed(seed)
-        self.num_samples = check_count(num_samples, "num_samples")
-        positive = int((self._draws.weights > 0).sum())
-        if not replacement and num_samples > positive:
-            raise ValueError(
-                f"num_samples is {num_samples}, but only {positive} rows have a weight above zero; "
-                "replacement=True draws rows several times"
-            )
-
-    def __len__(self) -> int:
-        """Return the number of rows of an epoch."""
-        return self.num_samples
-
-    def _get_reach(self) -> int:
-        return len(self._draws.weights)
+        facts = {"replacement": replacement, "weights": self._draws.checksum}
+        super().__init__(check_count(num_samples, "num_samples"), len(self._draws.sums), **facts)
+        if not replacement:
+            weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach().flatten()
+            self._rows = weights.nonzero().flatten()
+            self._weights = weights[self._rows]
+            if num_samples > len(self._rows):
+                raise ValueError(
+                    f"num_samples is {num_samples}, but only {len(self._rows)} rows have a weight above zero; "
+                    "replacement=True draws rows several times"
+                )
 
     def order(self, epoch: int) -> Order:
         """Return the function that draws pages of rows."""
@@ -171,17 +146,12 @@ class WeightedRandomSampler(Sampler):
             return PagedOrder(
                 lambda start, stop: draws.find(draw_uniform(mix(seed, start), stop - start)), len(self)
             )
-        rows = draws.weights.nonzero().flatten()
-        scores = draw_uniform(seed, len(rows)).log_() / draws.weights[rows]
-        drawn = rows[scores.topk(self.num_samples).indices]
+        scores = draw_uniform(seed, len(self._rows)).log_() / self._weights
+        drawn = self._rows[scores.topk(self.num_samples).indices]
         return lambda start, stop: drawn[start:stop].clone()
 
-    def _describe(self) -> dict[str, Any]:
-        weights = self._draws.get_checksum()
-        return {**super()._describe(), "replacement": self.replacement, "weights": weights}
 
-
-class MixtureSampler(Sampler):
+class MixtureSampler(CountedSampler):
     """Rows of several parts, mixed by weight; each part comes in a random order of its own, again and again.
 
     Args:
@@ -200,28 +170,24 @@ class MixtureSampler(Sampler):
     def __init__(
         self, lengths: Any, weights: Any, *, num_samples: int | None = None, run: int = 1, seed: int = 0
     ) -> None:
-        counts = getattr(lengths, "lengths", lengths)
-        self.lengths = [count_rows(length, "a length") for length in counts]
+        self.lengths = [count_rows(each, "a length") for each in getattr(lengths, "lengths", lengths)]
         self._draws, self.run, self.seed = Draws(weights), check_count(run, "run"), check_seed(seed)
-        if len(self._draws.weights) != len(self.lengths):
+        shares = self._draws.sums.diff(prepend=torch.zeros(1, dtype=torch.float64)).tolist()
+        if len(shares) != len(self.lengths):
             raise ValueError(
-                f"there is one weight for each part; got {len(self._draws.weights)} weights for {len(self.lengths)} parts"
+                f"there is one weight for each part; got {len(shares)} weights for {len(self.lengths)} parts"
             )
-        for number, (length, weight) in enumerate(zip(self.lengths, self._draws.weights.tolist())):
+        for number, (length, weight) in enumerate(zip(self.lengths, shares)):
             if weight and not length:
                 raise ValueError(f"part {number} has the weight {weight}, but no rows")
-        total = sum(self.lengths) if num_samples is None else num_samples
-        self.num_samples = check_count(total, "num_samples")
+        total = sum(self.lengths)
+        facts = {"run": run, "lengths": mix(0, *self.lengths), "weights": self._draws.checksum}
+        num_samples = check_count(total if num_samples is None else num_samples, "num_samples")
+        super().__init__(num_samples, total, **facts)
         self._starts = torch.tensor([0, *self.lengths]).cumsum(0)
         self._page = max(PAGE // run, 1) * run
+        #: How many rows of each part came before a page of an epoch.
         self._before: dict[tuple[int, int], Tensor] = {}
-
-    def __len__(self) -> int:
-        """Return the number of rows of an epoch."""
-        return self.num_samples
-
-    def _get_reach(self) -> int:
-        return sum(self.lengths)
 
     def order(self, epoch: int) -> Order:
         """Return the function that draws pages of rows."""
@@ -229,50 +195,35 @@ class MixtureSampler(Sampler):
 
     def _draw_page(self, epoch: int, start: int, stop: int) -> Tensor:
         number = start // self._page
-        parts = self._draw_parts(epoch, number)
-        before = self._count_before(epoch, number)
+        parts, before = self._draw_parts(epoch, number), self._count_before(epoch, number)
         result = torch.empty(len(parts), dtype=torch.int64)
         for part, length in enumerate(self.lengths):
             places = (parts == part).nonzero().flatten()
             if len(places):
-                numbers = torch.arange(len(places)) + before[part]
-                rows = permute_passes(numbers, length, mix(self.seed, epoch, "part", part))
-                result[places] = rows + self._starts[part]
-        self._before[epoch, number + 1] = before + self._count(parts)
+                rows = torch.arange(len(places)) + before[part]
+                result[places] = permute_passes(rows, length, mix(self.seed, epoch, "part", part))
+                result[places] += self._starts[part]
+        self._before[epoch, number + 1] = before + torch.bincount(parts, minlength=len(before))
         return result[: stop - start]
 
     def _draw_parts(self, epoch: int, number: int) -> Tensor:
         """Return the part of each row of a page."""
-        drawn = self._draws.find(
-            draw_uniform(mix(self.seed, epoch, "mixture", number), self._page // self.run)
-        )
-        return drawn.repeat_interleave(self.run)
-
-    def _count(self, parts: Tensor) -> Tensor:
-        return torch.bincount(parts, minlength=len(self.lengths))
+        uniform = draw_uniform(mix(self.seed, epoch, "mixture", number), self._page // self.run)
+        return self._draws.find(uniform).repeat_interleave(self.run)
 
     def _count_before(self, epoch: int, number: int) -> Tensor:
         """Return how many rows of each part came before a page: counted from the last page that is known."""
         known = max((page for of, page in self._before if of == epoch and page <= number), default=0)
         counts = self._before.get((epoch, known), torch.zeros(len(self.lengths), dtype=torch.int64))
         for page in range(known, number):
-            counts = counts + self._count(self._draw_parts(epoch, page))
+            counts = counts + torch.bincount(self._draw_parts(epoch, page), minlength=len(counts))
         self._before = {key: value for key, value in self._before.items() if key[0] >= epoch - 1}
         self._before[epoch, number] = counts
         return counts
 
-    def _describe(self) -> dict[str, Any]:
-        lengths = mix(0, *self.lengths)
-        return {
-            **super()._describe(),
-            "run": self.run,
-            "lengths": lengths,
-            "weights": self._draws.get_checksum(),
-        }
-
     def _get_counts(self, epoch: int, row: int) -> dict[str, Any]:
         return {"counts": self._count_before(epoch, row // self._page).tolist()}
 
-    def _set_counts(self, state: dict[str, Any]) -> None:
+    def _adopt(self, state: dict[str, Any]) -> None:
         if len(state.get("counts", ())) == len(self.lengths):
             self._before[state["epoch"], state["rows"] // self._page] = torch.tensor(state["counts"])

@@ -15,9 +15,8 @@ from td_core import NO_DEFAULT, StructureError, is_tensor_collection
 from td_core.spi import row_buffers
 from td_core.typing import NestedKey
 
-from ._order import make_keys, mix, permute
+from ._order import check_count, check_seed, make_keys, mix, permute
 from ._reading import join_batches
-from ._samplers import check_count, check_seed
 
 #: Rows of a key that are read at a time, to find episodes.
 _BLOCK = 1 << 20
