@@ -142,14 +142,15 @@ def test_load_memmap_redefined_class_returns_latest_class(prefix: Path) -> None:
     assert type(TensorDict.load_memmap(prefix)) is other
 
 
-def test_memmap_parameters_load_as_plain_tensors(prefix: Path) -> None:
-    params = TensorDictParams(TensorDict({"w": torch.ones(2)}))
+def test_memmap_parameters_load_as_parameters_on_the_file(prefix: Path) -> None:
+    params = TensorDictParams(TensorDict({"w": torch.ones(2), "i": torch.arange(2)}))
     saved = params.memmap(prefix)
-    assert type(saved) is TensorDict
-    assert not saved["w"].requires_grad
-    loaded = TensorDict.load_memmap(prefix)
-    assert type(loaded) is TensorDict
-    assert type(loaded["w"]) is MemoryMappedTensor
+    for found in (saved, TensorDict.load_memmap(prefix)):
+        assert type(found) is TensorDictParams
+        assert type(found["w"]) is torch.nn.Parameter and found["w"].requires_grad
+        assert type(found["i"]) is MemoryMappedTensor
+        found["w"].data.add_(1)
+    assert TensorDict.load_memmap(prefix)["w"].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("around", [lambda params: params, lambda params: TensorDict({"p": params})])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import TensorDict
+from td_core import TensorDict, TensorDictParams
 from td_core._kinds.lazy_stack import LazyStackedTensorDict
 from td_core._torch.dtypes import POSITIONS, STORABLE
 
@@ -90,6 +90,7 @@ def test_memmap_metadata_matches_schema(nest: Any, prefix: Path) -> None:
     nest["like metadata"] = TensorDict(
         {"_class": torch.ones(3), "_names": {"b": torch.ones(3)}}, batch_size=[3]
     )
+    nest["params"] = TensorDictParams(TensorDict({"a": torch.ones(3)}, [3]))
     nest["empty"] = LazyStackedTensorDict(batch_size=[3, 0], stack_dim=1)
     ragged = TensorDict(
         {
@@ -122,6 +123,7 @@ def test_schema_check_rejects_wrong_metadata() -> None:
         {"a": {"shape": [1]}},
         {"_type": 3},
         {"_format_version": 2},
+        {"_outer": [{"kind": "TensorDictParams"}]},
     ):
         assert find_errors({**good, **wrong}, SCHEMA), wrong
     assert find_errors([], SCHEMA)

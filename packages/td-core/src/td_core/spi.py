@@ -23,6 +23,7 @@ from ._encode.value_codec import is_readable, is_same_value, parse_json
 from ._formats.locations import check_mode
 from ._formats.serializers import check_same_format
 from ._formats.shards import check_whole, save_together
+from ._kinds.parameters import list_unusual_roles, map_in_roles
 from ._kinds.wrapper import Wrapper
 from ._plans.index import plan_index
 from ._plans.plans import MultiPlan, ShapePlan, as_batch_size
@@ -65,9 +66,10 @@ __all__ = [
     "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_names", "check_regular",
     "check_same_format", "check_table", "check_unlocked", "check_whole", "compare_check_line", "copy_all",
     "count_users", "decode_table", "describe_table", "dump_table", "expand", "foreach_kernel", "get_most_nodes",
-    "guard_forms", "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table",
-    "lock", "make_dense", "make_nested_view", "make_reporter", "make_table_header", "name_nodes_below", "new_object",
-    "open_regular", "parse_json", "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree",
+    "guard_forms", "is_aliasing", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names",
+    "list_unusual_roles", "load_table", "lock", "make_dense", "make_nested_view", "make_reporter",
+    "make_table_header", "map_in_roles", "name_nodes_below", "new_object", "open_regular", "parse_json",
+    "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree",
     "row_buffers", "run_command", "run_in_background", "run_parallel", "save_together", "select_keys", "set_module",
     "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
     "without_torch_function",
@@ -105,6 +107,7 @@ PROVIDED = {
     "_undo": "Attribute: how a `with` block undoes the last operation, or None.",
     "_index": "Return the result of an index of the batch dims.",
     "_assign": "Write a value into all entries at an index.",
+    "_get_writable": "Return an entry, wrapped so that what is set in it is converted as in this node.",
     "_set_path": "Check a value, and store it under a key or key path.",
     "_set_names": "Store checked dim names, in this node and below.",
     "_change_batch_size": "Check that all entries start with a batch size, and store it in this node and below.",

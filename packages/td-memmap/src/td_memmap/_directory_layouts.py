@@ -8,10 +8,20 @@ from __future__ import annotations
 import torch
 
 from td_core import Layout, LazyStackedTensorDict, Record, TensorDict, TensorDictParams, kinds
-from td_core.spi import Node, as_batch_size, check_names, make_dense, name_nodes_below
+from td_core.spi import (
+    RULES,
+    Node,
+    as_batch_size,
+    check_names,
+    list_unusual_roles,
+    make_dense,
+    name_nodes_below,
+)
 
 #: Name of the layouts of this file format in a node kind.
 FORMAT = "memmap/1"
+#: Field with the node around the one that tensordict reads, such as a TensorDictParams: a list, since entries are objects.
+OUTER = "_outer"
 
 _DENSE = "<class 'tensordict._td.TensorDict'>"
 _STACK = "<class 'tensordict._lazy.LazyStackedTensorDict'>"
@@ -73,9 +83,18 @@ def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
 
 def _flatten_params(params: TensorDictParams) -> Record:
     inner = params._tensordict
-    layout = kinds.of(inner).layouts[FORMAT]
+    kind = kinds.of(inner)
+    layout = kind.layouts[FORMAT]
     record = layout.flatten(inner)
     record.meta.setdefault("_type", layout.names[0])
+    if type(inner) is not kind.type and "_class" in record.meta:
+        record.meta |= {"_type": str(type(inner)), "_class": kinds.name_class(type(inner))}
+    if not RULES.follows_tensordict:
+        general = kinds.record_of(params)
+        # Unlike one letter for each leaf, these roles hold for entries that are added to the save later.
+        header = {**general.meta, "roles": list_unusual_roles(inner)}
+        tag = kinds.of(params).tag
+        record.meta[OUTER] = [{"kind": tag, "meta": header, "members": [*general.members]}]
     return record
 
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from td_core import TensorCollection, kinds, unravel_key_to_tuple
 from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureError
-from td_core.spi import add_check_line, as_dtype, make_dense, show_path
+from td_core.spi import Node, add_check_line, as_dtype, make_dense, show_path, visit
 from td_core.typing import DtypeLike, NestedKey
 
 from . import _file_names, _fs
@@ -95,7 +95,7 @@ def add(
                 sizes = os.path.join(folder, files[1])
                 MemoryMappedTensor.from_tensor(shape, filename=sizes, existsok=existsok)
             leaf = MemoryMappedTensor._create(shape, element, filename, existsok=existsok, content=content)
-    node._inner()._set_child(name, leaf)
+    node._set_child(name, leaf)
     return leaf
 
 
@@ -105,7 +105,7 @@ def _find_nearest(root: TensorCollection, path: tuple[str, ...]) -> tuple[Any, i
     for depth, key in enumerate(path[:-1]):
         if key not in node._children():
             return node, depth
-        node = node._children()[key]
+        node = node._get_writable(key)
         if isinstance(node, Tensor):
             raise KeyPathError(f"cannot add {show_path(path)}: {show_path(path[: depth + 1])} is a tensor")
     return node, len(path) - 1
@@ -176,7 +176,7 @@ def _add_level(node: TensorCollection, name: str) -> object:
                 raise _concurrent_add_error(saved.path, name)
     attach_backend(child, replace(saved, path=where, above=node.batch_size))
     node._inner()._set_child(name, child)
-    return child
+    return node._get_writable(name)
 
 
 def _concurrent_add_error(directory: str, name: str) -> StructureError:
@@ -241,7 +241,8 @@ def refresh(data: CollectionT, *, allow_pickle: bool = False) -> CollectionT:
             "members, or the collection that holds it"
         )
     loaded = load_directory(saved.path, LoadOptions(robust_key=saved.robust_key, allow_pickle=allow_pickle))
-    if kinds.of(loaded) is not kinds.of(node):
+    # Saves of tensordict have the collection in a TensorDictParams, not the TensorDictParams.
+    if kinds.of(loaded) not in (kinds.of(data), kinds.of(node)):
         raise StructureError(
             f"cannot refresh a {type(node).__name__}: {saved.path} holds a {type(loaded).__name__} now; load_memmap() it"
         )
@@ -251,11 +252,29 @@ def refresh(data: CollectionT, *, allow_pickle: bool = False) -> CollectionT:
             f"cannot refresh: {saved.path} has the batch size {list(loaded.batch_size)} now, which the collection that holds "
             f"it, of {list(above)}, could not hold; call memmap_refresh_() on that one"
         )
+    _keep_parameters(data, loaded)
     for key in list(node._children()):
         node._del_child(key)
     node._set_batch_size(loaded.batch_size)
     node._set_names(loaded._names)
     for key, child in encode_node(loaded._inner()).entries.items():
-        node._set_child(key, child)
+        data._set_child(key, child)
     node._locked = False
     return attach_backend(data, replace(saved, path=get_directory(data, saved)))
+
+
+def _keep_parameters(data: TensorCollection, loaded: Node) -> None:
+    """Put the elements of loaded parameters into those of a collection, to which optimizers have references."""
+
+    def keep(node: Node, other: Node) -> Iterator[tuple[Node, Node]]:
+        for (holder,), (source,) in zip(node._zip_members(), other._zip_members(), strict=False):
+            entries = dict(holder._children())
+            for key, child in dict(source._children()).items():
+                held = entries.get(key)
+                if isinstance(child, Node) and isinstance(held, Node):
+                    yield held, child
+                elif isinstance(child, nn.Parameter) and isinstance(held, nn.Parameter):
+                    held.data = child.data
+                    source._inner()._set_child(key, held.requires_grad_(child.requires_grad))
+
+    visit(keep, data, loaded)

@@ -11,9 +11,10 @@ from td_core.spi import show_size, visit
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree
+from ._directory_layouts import OUTER
 from ._fs import DirectoryTree, Parts
 from ._load import retry_on_replace
-from ._meta import FileTree, read_node
+from ._meta import FileTree, is_outer, read_node
 from ._plan import VERSION
 
 
@@ -85,6 +86,8 @@ def _inspect_node(files: FileTree, parts: Parts, key: str) -> tuple[Tree, dict[s
 def _get_kind(meta: dict[str, object]) -> str:
     if isinstance(meta.get("kind"), str) and meta.get("_format_version") == VERSION:
         return str(meta.get("class") or meta["kind"])
+    if is_outer(rows := meta.get(OUTER)):
+        return str(rows[0].get("class") or rows[0]["kind"])
     name = str(meta.get("_type", "unknown"))
     return name.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
 

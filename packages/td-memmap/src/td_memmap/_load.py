@@ -574,6 +574,8 @@ class Reader:
 
                 return _old_saves.rebuild_view(meta, members)
             built = level.kind.node_of(record, "" if level.general else FORMAT)
+            if (outer := level.outer) is not None:
+                built = outer.kind.node_of(Record(outer.meta, members={outer.member: built}, cls=outer.cls))
             if self.keeps and built._is_value:
                 built._keeper = self.keeper(node)
             return built

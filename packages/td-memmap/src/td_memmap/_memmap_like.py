@@ -19,7 +19,7 @@ from ._load import LoadOptions, Reader
 from ._meta import read_if_there
 from ._options import MemmapOptions
 from ._plan import Plan
-from ._save import finish, plan_save, save_directory
+from ._save import finish, plan_save, put_leaves, save_directory
 from ._shapes import shape_of, show_shape
 from ._tensor import MemoryMappedTensor
 
@@ -42,9 +42,7 @@ def _map_existing(
         mapped, same = map_same_structure(Reader(files, make_load_options(options)), plan, prefix)
     if same:
         return finish(tree, plan, mapped, prefix, options)
-    return save_directory(
-        tree._map(lambda leaf: mapped[id(leaf)]), prefix, replace(options, like=False, sparse=False)
-    )()
+    return save_directory(put_leaves(tree, mapped), prefix, replace(options, like=False, sparse=False))()
 
 
 def make_load_options(options: MemmapOptions) -> LoadOptions:

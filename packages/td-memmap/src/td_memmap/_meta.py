@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 
@@ -18,7 +18,7 @@ from td_core.spi import STORABLE, show_path
 from td_core.typing import NestedKey
 
 from . import _file_names
-from ._directory_layouts import FORMAT
+from ._directory_layouts import FORMAT, OUTER
 from ._fs import Parts
 from ._plan import VERSION
 
@@ -100,6 +100,15 @@ class LeafEntry:
         return results
 
 
+class Outer(NamedTuple):
+    """A node around another one: its kind, its stored subclass, its header, and the name of its member."""
+
+    kind: NodeKind
+    cls: type | None
+    meta: dict[str, Any]
+    member: str
+
+
 @dataclass(slots=True)
 class Level:
     """Checked metadata of a node; nodes with equal metadata may share a Level.
@@ -116,6 +125,7 @@ class Level:
         sized: whether the metadata has a batch size; if not, ``batch_size`` is the batch size of the parent.
         batch_size: batch size of the node, as far as the metadata has it.
         version: ``_format_version``, or 0 if it is missing.
+        outer: the node around this one that the same metadata describes, such as a TensorDictParams; None without one.
     """
 
     kind: NodeKind | None = None
@@ -129,6 +139,7 @@ class Level:
     sized: bool = False
     batch_size: torch.Size = torch.Size()
     version: int = 0
+    outer: Outer | None = None
 
     @property
     def general(self) -> bool:
@@ -210,14 +221,19 @@ def read_level(
         # Raise here: otherwise the node's entries would be read as values and lost.
         check_shape(obj.get("shape"), location, "shape")
         raise location.error("custom_op", obj["custom_op"], "none, or an entry of that name")
-    if level.kind is not kind or level.cls is not cls:
-        level = replace(level, kind=kind, cls=cls)
-    # Cache only metadata whose check does not depend on the parent or on other files.
-    if level.sized and not level.general and level.version and len(content) < _SHORT:
+    outer = _read_outer(obj, location, strict, named)
+    if level.kind is not kind or level.cls is not cls or outer is not None:
+        level = replace(level, kind=kind, cls=cls, outer=outer)
+    if outer is None and _depends_on_itself(level) and len(content) < _SHORT:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         _KNOWN[content, robust_key, strict] = level
     return level
+
+
+def _depends_on_itself(level: Level) -> bool:
+    """Return True if the check of metadata depends neither on the parent nor on other files, so that it can be cached."""
+    return level.sized and not level.general and level.version > 0
 
 
 def _version(obj: object, location: Location) -> int:
@@ -244,6 +260,8 @@ def parse_level(obj: Any, location: Location, above: torch.Size, *, robust_key: 
     else:
         level.meta = obj
         level.values = {name: value for name, value in obj.items() if name not in _BELONGS_TO_LEVEL}
+        if is_outer(level.values.get(OUTER)):
+            del level.values[OUTER]
         count = obj.get("_members")
         if count is not None:
             if type(count) is not int or not 0 <= count <= _MOST_MEMBERS:
@@ -310,6 +328,28 @@ def _kind(
     if moved is not None and kinds.of(moved).with_class:
         return kinds.of(moved), None
     raise location.error("_type", name, _DEFINED)
+
+
+def _read_outer(
+    obj: dict[str, Any], location: Location, strict: bool, named: Callable[[], type | None]
+) -> Outer | None:
+    """Return the node around the one that metadata in the plain form describes, which tensordict does not have."""
+    rows = obj.get(OUTER)
+    if not is_outer(rows) or spi.RULES.follows_tensordict:
+        return None
+    (row,) = rows
+    kind, cls = _general_kind(row, location, strict, named)
+    meta, members = row.get("meta"), row.get("members")
+    if kind is None or not isinstance(meta, dict):
+        raise location.error("meta", meta, "an object")
+    if not isinstance(members, list) or len(members) != 1 or not isinstance(members[0], str):
+        raise location.error("members", members, "one name")
+    return Outer(kind, cls, meta, members[0])
+
+
+def is_outer(rows: object) -> TypeGuard[list[dict[str, Any]]]:
+    """Return True if a field of the plain form describes the node around its own: a list, since entries are objects."""
+    return isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], dict) and "kind" in rows[0]
 
 
 def _find_class(name: str) -> type | None:

@@ -333,7 +333,7 @@ def open_memmap(
         verify=verify,
         strict=strict,
     )
-    return opened if keys is None else opened.select(*keys).lock_()
+    return opened if keys is None else opened.unlock_().select(*keys, inplace=True).lock_()
 
 
 def create_memmap(

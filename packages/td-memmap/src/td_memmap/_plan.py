@@ -24,7 +24,7 @@ from td_core.spi import JaggedParts, Node, add_check_line, expand, is_readable, 
 
 from . import _file_names
 from ._chunks import check_storable
-from ._directory_layouts import FORMAT
+from ._directory_layouts import FORMAT, OUTER
 from ._fs import Parts
 from ._shapes import Shape, component_shapes, element_count
 
@@ -211,7 +211,9 @@ class _Planner:
         kind, meta = kinds.of(node), dict(row["meta"])
         if "_type" not in meta:
             meta["_type"] = kind.layouts[FORMAT].names[0]
-        if type(node) is not kind.type and "_class" in meta:
+        if type(node) is not kind.type and OUTER in meta:
+            meta[OUTER][0]["class"] = kinds.name_class(type(node))
+        elif type(node) is not kind.type and "_class" in meta:
             meta["_type"] = str(type(node))
             meta["_class"] = kinds.name_class(type(node))
         if not self.robust_key and any(_file_names.encode_key(name) != name for name, _ in row["entries"]):
@@ -274,7 +276,7 @@ class _Planner:
     def _convert(self, node: Node, record: Record, above: dict[str, Any]) -> Record | None:
         """Split the values of a node; return None if the plain form cannot store it so that tensordict reads it correctly."""
         values = {name: _split(value) for name, value in record.values.items()}
-        if any(
+        if OUTER in values or any(
             value.types not in (None, CLASS) and not is_readable(value.types) for value in values.values()
         ):
             return None

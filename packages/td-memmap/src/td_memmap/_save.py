@@ -15,7 +15,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from td_core import StructureError, TensorCollection, TensorDictFuture
-from td_core.spi import JaggedParts, Node, lock, make_reporter, run_in_background, show_path, visit, wait_for
+from td_core.spi import (
+    RULES,
+    JaggedParts,
+    Node,
+    lock,
+    make_reporter,
+    map_in_roles,
+    run_in_background,
+    show_path,
+    visit,
+    wait_for,
+)
 from td_store.files import Checksum
 
 from . import _file_names, _fs
@@ -365,9 +376,15 @@ def finish(
             _split_shared_nodes(tree)
         result = tree
     else:
-        result = tree._map(lambda leaf: mapped[id(leaf)])
+        result = put_leaves(tree, mapped)
     saved = MemmapBackend(prefix, options.is_robust, options.allow_pickle, options.share_non_tensor)
     return attach_backend(result, saved)
+
+
+def put_leaves(tree: TensorCollection, mapped: dict[int, Tensor]) -> TensorCollection:
+    """Return the collection with other leaves, by ``id``; parameters remain parameters, unless for tensordict's programs."""
+    relocate = TensorCollection._map if RULES.follows_tensordict else map_in_roles
+    return relocate(tree, lambda leaf: mapped[id(leaf)])
 
 
 def _split_shared_nodes(tree: TensorCollection) -> None:

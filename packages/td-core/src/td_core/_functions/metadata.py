@@ -151,13 +151,13 @@ def clear_device_labels(root: Core) -> None:
 
 def drop_duplicates(leaves: list[Tensor]) -> list[Tensor]:
     """Return the leaves without duplicates: leaves with the same memory, dtype, shape and strides."""
-    return list({_get_view_id(leaf): leaf for leaf in leaves}.values())
+    return list({get_view_id(leaf): leaf for leaf in leaves}.values())
 
 
-def _get_view_id(leaf: Tensor) -> object:
+def get_view_id(leaf: Tensor) -> object:
     """Return an id that is equal for leaves only if they have the same memory, dtype, shape and strides."""
     if leaf.layout is torch.jagged:
-        return tuple(map(_get_view_id, get_parts(leaf)))
+        return tuple(map(get_view_id, get_parts(leaf)))
     if leaf.layout is not torch.strided or leaf.is_nested or is_stored(leaf):
         return id(leaf)  # such a tensor has no single data_ptr() to compare
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device

@@ -454,6 +454,9 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return self._with_members([member._map(fn) for member in self._members])
 
+    def _shallow_copy(self) -> Self:
+        return self._with_members([member._shallow_copy() for member in self._members])
+
     def _transform(self, plan: ShapePlan) -> Any:
         if plan.empties_stacks and self._members and (size := plan.resize_batch(self.batch_size)):
             return self._make_empty_stack(plan, size)

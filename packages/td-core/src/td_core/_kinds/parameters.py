@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._functions.device_moves import take_over_leaves
+from .._functions.metadata import get_view_id
 from .._functions.shape import Replacement
 from .._functions.structure import restore_on_error
 from .._methods.collection import TensorDictBase
@@ -28,9 +29,17 @@ from .._tree.devices import fix_device_metadata
 from .._tree.dim_names import set_batch_size
 from .._tree.keys import is_key, unravel_key_to_tuple
 from .._tree.locks import check_unlocked
-from .._tree.node import FACTORIES, Child, Core, EntrySchema, concurrent_change_error, copy_leaf
+from .._tree.node import (
+    FACTORIES,
+    Child,
+    Core,
+    CoreT,
+    EntrySchema,
+    concurrent_change_error,
+    copy_leaf,
+)
 from .._tree.roles import Buffer as Buffer  # older pickles import Buffer from this module
-from .._tree.roles import adopt, in_role, is_persistent, is_registered, is_settled, role
+from .._tree.roles import adopt, in_role, is_differentiable, is_persistent, is_registered, is_settled, role
 from .._tree.walks import expand, get_path, has_entries, walk_levels
 from ..errors import FormatError, StructureError
 from ..typing import NestedKey
@@ -390,12 +399,6 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             self._map(functools.partial(copy_leaf, **kwargs)) if recurse else super().clone(False, **kwargs)
         )
 
-    def __copy__(self) -> TensorDictParams:
-        """Return a new collection of the same parameters."""
-        copied = super().__copy__()
-        copied.training = self.training
-        return copied
-
     def to(self, *args: object, **kwargs: Any) -> Any:
         """Move or cast the parameters, as ``TensorDict.to``; tied parameters stay tied."""
         inner, old = self._tensordict, self._tensordict._leaves()
@@ -434,6 +437,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         object.__setattr__(module, "_tensordict", inner)
         object.__setattr__(module, "_no_convert", self._no_convert)
         object.__setattr__(module, "_get_hooks", list(self._get_hooks))
+        module.training = self.training
         return module
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -590,8 +594,17 @@ def _adopt_entry(value: Child, held: Child | None, converts: bool) -> Child:
 
 
 def is_copying(fn: Callable[..., object]) -> bool:
-    """Return True if ``fn`` clones leaves, so that a mapped value node must be copied too."""
-    return getattr(fn, "func", fn) is copy_leaf
+    """Return True if ``fn`` puts the elements of a leaf elsewhere, so that the result has the role of the leaf."""
+    return getattr(fn, "func", fn) in (copy_leaf, _move_leaf)
+
+
+def map_in_roles(root: CoreT, fn: Callable[[Tensor], Tensor]) -> CoreT:
+    """Map the leaves of a tree to other memory, so that parameters remain parameters and buffers remain buffers."""
+    return root._map(functools.partial(_move_leaf, fn))
+
+
+def _move_leaf(fn: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
+    return fn(leaf)
 
 
 def _cache_tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -623,6 +636,41 @@ def _iter_slots(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
 def get_roles(root: Core) -> str:
     """Return the roles of all leaves as a string, one letter per leaf; see :func:`role`."""
     return "".join(role(leaf) for _, _, leaf in _iter_slots(root))
+
+
+def list_unusual_roles(root: Core) -> dict[str, list[list[str]]]:
+    """List the key paths of the leaves, by role, whose role does not follow from their dtype."""
+    result: dict[str, list[list[str]]] = {}
+    for path, _, leaf in _iter_slots(root):
+        if (letter := role(leaf)) != _get_usual_role(leaf):
+            result.setdefault(letter, []).append([*path])
+    return result
+
+
+def set_unusual_roles(root: Core, unusual: Mapping[str, list[list[str]]]) -> None:
+    """Convert each leaf to the role that :func:`list_unusual_roles` listed, or that follows from its dtype."""
+    if not {*"pfbn-"} >= {*unusual}:
+        raise FormatError(f"leaves of parameters have the roles {[*unusual]}")
+    letters = {tuple(path): letter for letter, paths in unusual.items() for path in paths}
+    made: dict[object, Tensor] = {}
+    for path, node, leaf in list(_iter_slots(root)):
+        letter = letters.get(path) or _get_usual_role(leaf)
+        # Leaves that map one file are one parameter, as before the save.
+        place = (get_view_id(leaf), letter) if _has_memory(leaf) else path
+        if place not in made:
+            made[place] = in_role(leaf, letter)
+        if made[place] is not leaf:
+            node._set_child(path[-1], made[place])
+
+
+def _has_memory(leaf: Tensor) -> bool:
+    """Return True if a leaf has elements at an address, unlike a fake tensor."""
+    is_real = type(leaf).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return is_real and leaf.device.type != "meta" and leaf.numel() > 0
+
+
+def _get_usual_role(leaf: Tensor) -> str:
+    return "p" if is_differentiable(leaf) else "b"
 
 
 def set_roles(root: Core, roles: str) -> None:

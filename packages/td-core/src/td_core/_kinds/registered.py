@@ -15,7 +15,7 @@ from .._tree.node import Core
 from ..errors import BatchSizeError, FormatError
 from .checkpoint import Checkpoint
 from .lazy_stack import LazyStackedTensorDict
-from .parameters import TensorDictParams, get_roles, set_roles
+from .parameters import TensorDictParams, get_roles, set_roles, set_unusual_roles
 from .tensordict import TensorDict
 
 _NONE = type(None)
@@ -94,8 +94,10 @@ def _flatten_params(params: TensorDictParams) -> Record:
 
 def _unflatten_params(record: Record) -> TensorDictParams:
     cls, inner = record.cls or TensorDictParams, record.members["params"]
-    roles = record.read_field("roles", str, _NONE)
-    if roles is not None:
+    roles = record.read_field("roles", str, dict, _NONE)
+    if isinstance(roles, dict):
+        set_unusual_roles(inner, roles)
+    elif roles is not None:
         set_roles(inner, roles)
     params: TensorDictParams = cls(inner, no_convert=True)
     object.__setattr__(params, "_no_convert", record.meta.get("no_convert", False))
