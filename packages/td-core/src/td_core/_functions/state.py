@@ -40,7 +40,8 @@ from ..errors import FormatError, KeyPathError, StructureError
 
 FORMAT = "state_dict/2"
 _META = {"batch_size", "device"}
-_SENTINELS = ("__batch_size", "__device")
+_OLD_FIELDS = {"__batch_size", "__device"}
+_OLD_TENSORCLASS = {"_tensordict", "_non_tensordict"}
 
 #: An entry of a parsed state dict.
 Entry = Union[Tensor, "_Level"]
@@ -172,8 +173,7 @@ def _parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool
     _check_names((), state_dict)
     metadata = getattr(state_dict, "_metadata", None)
     if from_flatten is None:
-        provided = {key for key, value in state_dict.items() if not _is_sentinel(key, value)}
-        differ = provided != set(target._children())
+        differ = set(_take_old_fields(state_dict, {})) != set(target._children())
         nested = any(
             not isinstance(value, Tensor) and isinstance(value, Mapping) for value in state_dict.values()
         )
@@ -189,14 +189,10 @@ def _parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool
         source: Mapping[str, Any], level: _Level, path: tuple[str, ...]
     ) -> Iterator[tuple[object, ...]]:
         level.meta.update((getattr(source, "_metadata", None) or {}).get("", {}))
-        if set(source) == {"_tensordict", "_non_tensordict"}:
-            level.meta["_non_tensor"] = dict(source["_non_tensordict"])
-            source = source["_tensordict"]
+        source = _take_old_fields(source, level.meta)
         _check_names(path, source)
         for key, value in source.items():
-            if _is_sentinel(key, value):
-                level.meta[key.strip("_")] = value
-            elif isinstance(value, Mapping):
+            if isinstance(value, Mapping):
                 level.entries[key] = below = _Level()
                 yield value, below, (*path, key)
             else:
@@ -221,10 +217,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
 
     visit(collect, target, ())
     root = _Level()
-    for name, value in state_dict.items():
-        if _is_sentinel(name, value):
-            root.meta[name.strip("_")] = value
-            continue
+    for name, value in _take_old_fields(state_dict, root.meta).items():
         path = known.get(name) or tuple(name.split("."))
         level = _descend(root, path[:-1], name)
         if path[-1] in level.entries:
@@ -244,9 +237,15 @@ def _check_names(path: tuple[str, ...], source: Mapping[Any, object]) -> None:
             unravel_key_below(path, key)
 
 
-def _is_sentinel(key: str, value: object) -> bool:
-    """Return True if an item is a batch size or device of the legacy layout, not an entry of that name."""
-    return key in _SENTINELS and not isinstance(value, (Tensor, Mapping))
+def _take_old_fields(source: Mapping[str, Any], meta: dict[str, Any]) -> Mapping[str, Any]:
+    """Move to ``meta`` what tensordict 0.1 to 0.11 stored next to the entries of a level; return the entries."""
+    if source.keys() == _OLD_TENSORCLASS and all(isinstance(part, Mapping) for part in source.values()):
+        meta["_non_tensor"] = dict(source["_non_tensordict"])
+        source = source["_tensordict"]
+    # An entry may have the name of a field.
+    old = {key for key in _OLD_FIELDS & source.keys() if not isinstance(source[key], (Tensor, Mapping))}
+    meta.update({key.strip("_"): source[key] for key in old})
+    return {key: value for key, value in source.items() if key not in old} if old else source
 
 
 def _descend(level: _Level, path: tuple[str, ...], name: str) -> _Level:
