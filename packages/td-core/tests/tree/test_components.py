@@ -7,6 +7,7 @@ import torch
 
 from td_core import TensorDict, assert_close, group_by
 from td_core._torch.private import get_ragged_dim
+from td_core._tree.components import JaggedParts
 from td_core.errors import StructureError
 
 LENGTHS = (2, 3, 1)
@@ -333,3 +334,37 @@ def test_bytes_count_all_parts_of_jagged_leaves() -> None:
     }
     td = TensorDict({"again": odd, **odd})
     assert td.bytes(count_duplicates=False) * 2 == td.bytes()
+
+
+#: Parts of a jagged tensor that do not belong together, by their fault: ragged dim, offsets, lengths, and the message.
+WRONG_PARTS = {
+    "end": (1, [0, 2, 9], None, r"lie outside of its 6 values: \[0, 2, 9\]"),
+    "decreasing": (1, [0, 5, 2], None, "lie outside"),
+    "negative": (1, [-1, 2, 6], None, "lie outside"),
+    "far length": (1, [0, 2, 6], [2, 1 << 62], "lie outside"),
+    "number of lengths": (1, [0, 2, 6], [2], "lie outside"),
+    "no offsets": (1, [], None, "lie outside"),
+    "floats": (1, [0.0, 2.0], None, "not a vector of integers"),
+    "table": (1, [[0, 2]], None, "not a vector of integers"),
+    "table of lengths": (1, [0, 6], [[6]], "not a vector of integers"),
+    "dim 0": (0, [0, 6], None, "ragged dim of a jagged tensor is 0, of 3 dims"),
+    "far dim": (3, [0, 6], None, "is 3, of 3 dims"),
+}
+
+
+@pytest.mark.parametrize(("dim", "offsets", "lengths", "message"), WRONG_PARTS.values(), ids=WRONG_PARTS)
+def test_check_parts_that_do_not_belong_together_raises(
+    dim: int, offsets: list[int], lengths: list[int] | None, message: str
+) -> None:
+    rows = torch.tensor(offsets) if offsets else torch.zeros(0, dtype=torch.int64)
+    counts = None if lengths is None else torch.tensor(lengths)
+    with pytest.raises(ValueError, match=message):
+        JaggedParts(dim, torch.zeros(6, 2), rows, counts).check()
+
+
+def test_check_parts_returns_bounds_and_keeps_gaps() -> None:
+    parts = JaggedParts(1, torch.arange(6.0), torch.tensor([0, 2, 6]), torch.tensor([1, 3])).check()
+    assert parts.seqlens == (1, 3)
+    assert [part.tolist() for part in parts.join().unbind()] == [[0.0], [2.0, 3.0, 4.0]]
+    meta = JaggedParts(1, torch.zeros(6, device="meta"), torch.tensor([0, 99]))
+    assert meta.check() is meta

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._tree.shared_memory import group_overlapping, is_same_view, may_share_memory
+from td_core._tree.shared_memory import group_overlapping, identify_view, is_same_view, may_share_memory
 from td_core.errors import StructureError
 
 
@@ -344,3 +344,27 @@ def test_compile_mul_tied_then_untied_changes_both() -> None:
     step(TensorDict({"a": x, "b": x}))
     step(TensorDict({"a": x, "b": y}))
     assert torch.equal(x, torch.full((2,), 4.0)) and torch.equal(y, torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (lambda x: x, True),
+        (lambda x: x.view(2, 2), True),
+        (lambda x: x.clone(), False),
+        (lambda x: x[:1], False),
+        (lambda x: x.T, False),
+        (lambda x: x.conj(), False),
+        (lambda x: torch._neg_view(x), False),
+        (lambda x: x.view(torch.float64), False),
+        (lambda x: x.conj().conj(), True),
+    ],
+)
+def test_identify_view_of_changed_tensor(change: Callable[[Tensor], Tensor], same: bool) -> None:
+    x = torch.zeros(2, 2, dtype=torch.complex64)
+    assert (identify_view(change(x)) == identify_view(x)) is same
+
+
+def test_bytes_of_conjugate_view_count_once() -> None:
+    x = torch.zeros(3, dtype=torch.complex64)
+    assert TensorDict({"a": x, "b": x.conj()}).bytes(count_duplicates=False) == 24

@@ -11,7 +11,6 @@ so tensordict raises when it reads such a file.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -168,12 +167,7 @@ def map_file(path: Path) -> Tensor:
 
 
 def _map_fd(fd: int, path: str) -> Tensor:
-    # torch treats the result of torch.from_file() as shared memory: share_memory_() would be a no-op and queues would fail.
-    try:
-        memory = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot map it: {os.strerror(error.errno or 0)}", path) from error
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8).set_(files.map_file(fd, path=path))
 
 
 def read(path: str | Path, cls: type | None = None, *, verify: bool = False) -> tuple[Any, Tensor]:

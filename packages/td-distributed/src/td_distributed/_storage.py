@@ -26,6 +26,7 @@ from td_core.spi import (
     JaggedParts,
     as_bytes,
     copy_all,
+    identify_view,
     is_stored,
 )
 
@@ -338,7 +339,7 @@ def _spans(
         size = count * itemsize
         # Tensors without memory, such as fake tensors, all have address 0 and are not tied.
         tied = known.setdefault(place, i) if size and tie and place else i
-        if tied != i and _is_same_view(pieces[tied], pieces[i]):
+        if tied != i and identify_view(pieces[tied]) == identify_view(pieces[i]):
             spans.append(spans[tied])
             continue
         position += -position % itemsize
@@ -351,14 +352,6 @@ def _spans(
 
 def _get_address(piece: Tensor) -> int:
     return 0 if is_stored(piece) else piece.data_ptr()
-
-
-def _is_same_view(left: Tensor, other: Tensor) -> bool:
-    looks = [
-        (item.dtype, item.shape, item.stride(), item.is_conj(), item.is_neg(), item.device)
-        for item in (left, other)
-    ]
-    return looks[0] == looks[1]
 
 
 def fill(
@@ -502,20 +495,7 @@ def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
 
 def _check_jagged(parts: JaggedParts) -> JaggedParts:
     """Return the parts of an untrusted jagged tensor with their ``seqlens``; raise FormatError if they are damaged."""
-    dim, values, *tables, _ = parts
-    if values.is_meta:
-        return parts
-    if any(
-        piece.dim() != 1 or piece.dtype not in (torch.int32, torch.int64)
-        for piece in tables
-        if piece is not None
-    ):
-        raise FormatError("the offsets or lengths of a jagged tensor are not a vector of integers")
-    if not 1 <= dim <= values.dim():
-        raise FormatError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")
-    result = parts.check()
-    if result is None:
-        raise FormatError(
-            f"the rows of a jagged tensor lie outside of its {values.size(dim - 1)} values: {parts.offsets.tolist()!r:.60}"
-        )
-    return result
+    try:
+        return parts.check()
+    except ValueError as error:
+        raise FormatError(str(error)) from error

@@ -547,13 +547,13 @@ class Reader:
             as_plain(self.map_file(node.parts, stem + ending, dtype, shape))
             for ending, dtype, shape in entry.parts()
         ]
-        size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
-        checked = None if size < 0 else JaggedParts.of_tensors(ragged, parts).check()
-        if checked is None:
+        try:
+            return JaggedParts.of_tensors(ragged, parts).check().join()
+        except ValueError:
+            size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
             what, wanted = ("offsets", "increasing") if len(parts) == 2 else ("lengths", "from the offsets")
             location = self._locate(node, f"{stem}.{what}.memmap")
-            raise location.error(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}")
-        return checked.join()
+            raise location.error(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}") from None
 
     def _build(self, node: Node) -> object:
         """Build a node from its metadata and its loaded children."""

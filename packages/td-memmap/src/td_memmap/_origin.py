@@ -10,12 +10,11 @@ import os
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from td_core import encode, kinds
 from td_core.errors import TensorDictError
-from td_core.spi import Node, is_same_value
+from td_core.spi import Node, get_parts, is_same_value
 
 from . import _file_names
 from ._directory_layouts import FORMAT
@@ -72,10 +71,7 @@ def _root(tree: Node) -> str | None:
 
 def _places(leaf: Any) -> list[Place]:
     """Return the Places of the tensors of a leaf; an empty list if any is not in a file."""
-    parts = [leaf]
-    if leaf.is_nested and leaf.layout is not torch.strided:
-        parts = [part for part in (leaf.values(), leaf.offsets(), leaf.lengths()) if part is not None]
-    places: list[Any] = [getattr(part, "_place", None) or source_of(part) for part in parts]
+    places: list[Any] = [getattr(part, "_place", None) or source_of(part) for part in get_parts(leaf)]
     return places if all(isinstance(place, Place) for place in places) else []
 
 

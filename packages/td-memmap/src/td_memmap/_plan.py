@@ -20,7 +20,16 @@ from torch import Tensor
 
 from td_core import Record, encode, join_value, kinds, split_value
 from td_core.errors import CodecError
-from td_core.spi import JaggedParts, Node, add_check_line, expand, is_readable, is_stored, show_path
+from td_core.spi import (
+    JaggedParts,
+    Node,
+    add_check_line,
+    expand,
+    identify_view,
+    is_readable,
+    is_stored,
+    show_path,
+)
 
 from . import _file_names
 from ._chunks import check_storable
@@ -370,13 +379,9 @@ class _Planner:
             dense = self.content and not (tensor.is_nested or is_stored(tensor))
             first = self.seen.setdefault(tensor.data_ptr() if dense else -id(leaf), file)
             if dense and first is not file:
-                self.seen.setdefault(_identify_view(first.tensor), first)
-                first = self.seen.setdefault(_identify_view(tensor), file)
-            if (
-                first is not file
-                and first.tensor.is_conj() == tensor.is_conj()
-                and first.tensor.is_neg() == tensor.is_neg()
-            ):
+                self.seen.setdefault(identify_view(first.tensor), first)
+                first = self.seen.setdefault(identify_view(tensor), file)
+            if first is not file:
                 file.same_as = first
         self.plan.leaves.append(file)
         return file
@@ -406,10 +411,6 @@ class _Planner:
             raise CodecError(f"cannot pickle a value of {show_path(key)}: {error}") from error
         self.plan.texts.append((parts, name, text))
         return text
-
-
-def _identify_view(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def list_file_names(child: object, stem: str) -> list[str]:

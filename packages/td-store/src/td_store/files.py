@@ -10,10 +10,13 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
 import sys
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from td_core.spi import lazy_names
 
@@ -21,7 +24,15 @@ if TYPE_CHECKING:
     from ._checksums import Checksum
     from ._temporary_files import NewDirectory, NewFile, allocate_file, read_unreplaced
 
-__all__ = ["Checksum", "NewDirectory", "NewFile", "allocate_file", "identify_file", "read_unreplaced"]
+__all__ = [
+    "Checksum",
+    "NewDirectory",
+    "NewFile",
+    "allocate_file",
+    "identify_file",
+    "map_file",
+    "read_unreplaced",
+]
 
 # Most programs that identify a file neither write one nor compute a checksum.
 __getattr__ = lazy_names(
@@ -78,3 +89,23 @@ def _find_statx() -> Any:
 
 
 _STATX = _find_statx()
+
+
+def map_file(fd: int, *, shared: bool = False, path: str | None = None) -> torch.UntypedStorage:
+    """Map an open file: writes of a private mapping stay in memory, those of a shared one reach the file.
+
+    Raises:
+        OSError: the system refuses, as for lack of memory; the error names ``path``.
+
+    >>> with open("data", "w+b") as file:
+    ...     _ = file.write(b"abc"), file.flush()
+    ...     map_file(file.fileno()).tolist()
+    [97, 98, 99]
+    """
+    # torch treats the result of torch.from_file() as shared memory: share_memory_() would be a no-op and queues would fail.
+    access = mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY
+    try:
+        memory = mmap.mmap(fd, 0, access=access)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot map it: {os.strerror(error.errno or 0)}", path) from error
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()

@@ -18,6 +18,7 @@ from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_no_entry
 from .._tree.node import Child, Core, make_dense
 from .._tree.ragged import get_display_shape, list_distinct_members
+from .._tree.shared_memory import identify_view
 from .._tree.stored_leaves import is_stored
 from .._tree.walks import expand, has_entries, list_holders, walk
 from ..errors import DimNamesError, StructureError
@@ -160,7 +161,7 @@ def get_view_id(leaf: Tensor) -> object:
         return tuple(map(get_view_id, get_parts(leaf)))
     if leaf.layout is not torch.strided or leaf.is_nested or is_stored(leaf):
         return id(leaf)  # such a tensor has no single data_ptr() to compare
-    return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
+    return identify_view(leaf)[:-2]  # a conjugate view has no bytes of its own
 
 
 def list_addresses(entry: Child, storage: bool) -> Core | Tensor:

@@ -154,21 +154,39 @@ class JaggedParts(NamedTuple):
             self.values, self.offsets, self.lengths, jagged_dim=self.dim, **bounds
         )
 
-    def check(self) -> JaggedParts | None:
-        """Return untrusted parts with their ``seqlens``; None if a component exceeds the values, which torch does not check.
+    def check(self) -> JaggedParts:
+        """Return untrusted parts with their ``seqlens``; without elements, on the meta device, return them unchanged.
+
+        Raises:
+            ValueError: the parts do not belong together, which torch does not check: it would read other memory.
 
         >>> JaggedParts(1, torch.arange(3), torch.tensor([0, 1, 3])).check().seqlens
         (1, 2)
-        >>> JaggedParts(1, torch.arange(3), torch.tensor([0, 1, 9])).check() is None
-        True
+        >>> JaggedParts(1, torch.arange(3), torch.tensor([0, 1, 9])).check()
+        Traceback (most recent call last):
+        ValueError: the rows of a jagged tensor lie outside of its 3 values: [0, 1, 9]
         """
-        result = self.offsets.diff() if self.lengths is None else self.lengths
-        if len(self.offsets) != len(result) + 1:
-            return None
-        starts = self.offsets[:-1]
+        dim, values, offsets, lengths, _ = self
+        if values.is_meta:
+            return self
+        tables = [offsets] if lengths is None else [offsets, lengths]
+        if any(table.dim() != 1 or table.dtype not in (torch.int32, torch.int64) for table in tables):
+            raise ValueError("the offsets or lengths of a jagged tensor are not a vector of integers")
+        if not 1 <= dim <= values.dim():
+            raise ValueError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")
+        result, starts, most = (
+            offsets.diff() if lengths is None else lengths,
+            offsets[:-1],
+            values.size(dim - 1),
+        )
         # The sum starts + result could overflow.
-        inside = (starts >= 0) & (result >= 0) & (starts <= self.values.size(self.dim - 1) - result)
-        return self._replace(seqlens=_compute_bounds(result)) if bool(inside.all()) else None
+        if len(offsets) != len(result) + 1 or not bool(
+            ((starts >= 0) & (result >= 0) & (starts <= most - result)).all()
+        ):
+            raise ValueError(
+                f"the rows of a jagged tensor lie outside of its {most} values: {offsets.tolist()!r:.60}"
+            )
+        return self._replace(seqlens=_compute_bounds(result))
 
 
 def get_parts(leaf: Any) -> list[Tensor]:

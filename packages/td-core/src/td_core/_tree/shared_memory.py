@@ -69,6 +69,16 @@ def is_same_view(first: Tensor, second: Tensor) -> bool:
     return first is second or (_place(first) == _place(second) and _form(first) == _form(second))
 
 
+def identify_view(leaf: Tensor) -> tuple[object, ...]:
+    """Return a key that is equal for two strided leaves with the same memory and elements; the conjugate view has another.
+
+    >>> x = torch.zeros(2)
+    >>> identify_view(x) == identify_view(x.view(2)), identify_view(x) == identify_view(x.view(2, 1))
+    (True, False)
+    """
+    return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.is_conj(), leaf.is_neg()
+
+
 def is_dense(leaf: Tensor) -> bool:
     """Return True if the elements of a leaf fill one memory range without gaps, in any order of the dims."""
     expected = 1

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from td_core.spi import get_most_nodes, make_table_header, prune_table
 
+from ..files import map_file
 from .array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
 from .array_rows import Rows, Stack, TableBuilder, find_stacks
 from .build_collection import (
@@ -45,7 +46,6 @@ from .mapped_leaves import (
     MappedSource,
     MappedTensor,
     as_mapped,
-    map_file,
     read_into,
     sync_file,
     view_mapped,

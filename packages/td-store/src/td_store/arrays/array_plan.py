@@ -14,7 +14,7 @@ from torch import Tensor
 
 from td_core import Encoded, encode
 from td_core.errors import CodecError
-from td_core.spi import check_whole, dump_table, show_path
+from td_core.spi import check_whole, dump_table, identify_view, show_path
 
 from .array_rows import Row, Stack, find_stacks, list_array_paths
 from .places import Piece, Place, as_storable, get_stored, split_leaf
@@ -268,16 +268,7 @@ def _identify_pieces(leaves: list[list[Piece]]) -> list[list[object]]:
     counts = Counter(keys)
     for position, piece in enumerate(pieces):
         if counts[keys[position]] > 1:
-            tensor = piece.tensor
-            bits = tensor.is_conj(), tensor.is_neg()
-            keys[position] = (
-                keys[position],
-                tensor.dtype,
-                tensor.shape,
-                tensor.stride(),
-                tensor.device,
-                bits,
-            )
+            keys[position] = identify_view(piece.tensor)
     remaining = iter(keys)
     return [list(islice(remaining, len(parts))) for parts in leaves]
 

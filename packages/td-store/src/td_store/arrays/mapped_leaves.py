@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -53,12 +52,6 @@ def as_mapped(leaf: Tensor, rebuild: Callable[..., Tensor], *place: object) -> M
     mapped = leaf.as_subclass(MappedTensor)
     mapped._origin = (rebuild, place)  # type: ignore[attr-defined]
     return mapped
-
-
-def map_file(fd: int, *, shared: bool = False) -> torch.UntypedStorage:
-    """Map an open file: writes of a private mapping stay in memory, those of a shared one reach the file."""
-    access = mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY
-    return torch.frombuffer(mmap.mmap(fd, 0, access=access), dtype=torch.uint8).untyped_storage()
 
 
 def view_mapped(

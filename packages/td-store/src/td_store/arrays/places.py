@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from td_core.errors import CodecError, FormatError, UnsupportedOperationError
-from td_core.spi import STORABLE, check_whole, is_stored
+from td_core.spi import STORABLE, JaggedParts, check_whole, get_parts, is_stored
 
 Place = Any
+
+#: The parts of a jagged leaf in its place, in the order of ``get_parts``.
+_PARTS = ("values", "offsets", "lengths")
 
 #: An expanded leaf is stored once if that saves at least this many bytes; otherwise other programs read it more easily.
 _WORTH_COMPACTING = 1024
@@ -79,16 +82,12 @@ def _only(names: list[str]) -> Place:
 def _split_jagged(
     leaf: Tensor, native: Container[torch.dtype]
 ) -> tuple[list[Piece], Callable[[list[str]], Place]]:
-    # The size of the ragged dim is not an int.
-    dim = next(i for i, size in enumerate(leaf.shape) if i and not isinstance(size, int))
-    parts = {"values": leaf.values(), "offsets": leaf.offsets(), "lengths": leaf.lengths()}  # type: ignore[attr-defined]
-    present = {name: part for name, part in parts.items() if part is not None}
-    places = {name: split_leaf(part, native) for name, part in present.items()}
+    places = {name: split_leaf(part, native) for name, part in zip(_PARTS, get_parts(leaf))}
     pieces = [Piece("" if name == "values" else f"#{name}", places[name][0][0].tensor) for name in places]
 
     def place(names: list[str]) -> Place:
         below = {part: places[part][1]([name]) for part, name in zip(places, names, strict=True)}
-        return {"jagged": below, "dim": dim}
+        return {"jagged": below, "dim": JaggedParts.of(leaf).dim}
 
     return pieces, place
 
@@ -154,11 +153,7 @@ def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
 
 def _restore_jagged(place: Place, read: Callable[[str], Tensor]) -> Tensor:
     parts = {name: restore(below, read) for name, below in place["jagged"].items()}
-    if parts["offsets"].device.type != "meta":
-        _check_offsets(parts)
-    return torch.nested.nested_tensor_from_jagged(
-        parts["values"], parts["offsets"], parts.get("lengths"), jagged_dim=place["dim"]
-    )
+    return JaggedParts(place["dim"], parts["values"], parts["offsets"], parts.get("lengths")).check().join()
 
 
 def _restore_nested(place: Place, read: Callable[[str], Tensor]) -> Tensor:
@@ -228,17 +223,6 @@ def list_names(place: Place) -> list[str]:
             parts = below.values() if isinstance(below, dict) else ()
             todo += [item.get("tensor"), item.get("packed"), item.get("nested"), *parts]
     return result
-
-
-def _check_offsets(parts: dict[str, Tensor]) -> None:
-    """Raise ValueError for offsets outside of the values, which torch would not check."""
-    offsets, lengths = parts["offsets"], parts.get("lengths")
-    if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32) or not len(offsets):
-        raise ValueError(f"its offsets have the shape {list(offsets.shape)} and the dtype {offsets.dtype}")
-    steps = offsets.diff()
-    ends = offsets[1:] if lengths is None else offsets[: len(lengths)] + lengths
-    if offsets[0] < 0 or (steps < 0).any() or (ends > max(parts["values"].shape)).any():
-        raise ValueError("its offsets do not fit its values")
 
 
 def read_shape(sizes: Sequence[object], itemsize: int = 1) -> torch.Size:
