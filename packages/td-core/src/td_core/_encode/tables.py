@@ -97,26 +97,8 @@ def check_table(encoded: Encoded, where: str) -> None:
     if not rows:
         raise FormatError(f"{where}: its header has no nodes; expected at least one node")
     try:
-        for position, row in enumerate(rows):
-            if not isinstance(row["kind"], str) or not isinstance(row["meta"], dict):
-                raise TypeError(
-                    f"node {position} has the kind {row['kind']!r:.100} and the meta {row['meta']!r:.100}"
-                )
-            if not isinstance(row.get("from", ""), str):
-                raise TypeError(f"node {position} was written by {row['from']!r:.100}")
-            for key, ref in chain(row["entries"], row["members"]):
-                if not isinstance(key, str):
-                    raise TypeError(f"a key of node {position} is {key!r:.100}")
-                number, first, end = (
-                    (*ref, 0, len(encoded.leaves))
-                    if isinstance(ref, list)
-                    else (ref, position + 1, len(rows))
-                )
-                if type(number) is not int or not first <= number < end:
-                    raise ValueError(f"the entry {key!r} of node {position} refers to {ref!r:.100}")
-            for name, ref in row["values"]:
-                if not isinstance(name, str) or type(ref) is not int or not 0 <= ref < len(encoded.values):
-                    raise ValueError(f"the value {name!r:.100} of node {position} refers to {ref!r:.100}")
+        for position in range(len(rows)):
+            _check_row(encoded, position)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{where}: the nodes of its header are damaged: {error!r}") from error
     # A few rows that refer to each other repeatedly could expand to a tree of any size.
@@ -124,6 +106,30 @@ def check_table(encoded: Encoded, where: str) -> None:
     most = get_most_nodes(len(rows))
     if len({*refs}) < len(refs) and _count_nodes(rows, most) > most:
         raise refuse_nodes(where, most)
+
+
+def _check_row(encoded: Encoded, position: int) -> None:
+    """Raise TypeError, ValueError or LookupError if a row is malformed or refers to what the table does not have."""
+    row = encoded.nodes[position]
+    if not isinstance(row["kind"], str) or not isinstance(row["meta"], dict):
+        raise TypeError(
+            f"node {position} has the kind {row['kind']!r:.100} and the meta {row['meta']!r:.100}"
+        )
+    if not isinstance(row.get("from", ""), str):
+        raise TypeError(f"node {position} was written by {row['from']!r:.100}")
+    for key, ref in chain(row["entries"], row["members"]):
+        if not isinstance(key, str):
+            raise TypeError(f"a key of node {position} is {key!r:.100}")
+        number, first, end = (
+            (*ref, 0, len(encoded.leaves))
+            if isinstance(ref, list)
+            else (ref, position + 1, len(encoded.nodes))
+        )
+        if type(number) is not int or not first <= number < end:
+            raise ValueError(f"the entry {key!r} of node {position} refers to {ref!r:.100}")
+    for name, ref in row["values"]:
+        if not isinstance(name, str) or type(ref) is not int or not 0 <= ref < len(encoded.values):
+            raise ValueError(f"the value {name!r:.100} of node {position} refers to {ref!r:.100}")
 
 
 def _count_nodes(rows: Sequence[Row], most: int) -> int:

@@ -73,14 +73,31 @@ def parse_target(
                 "to() takes a device, a dtype, both, or another tensor or collection, then non_blocking; "
                 f"got {arg!r} in {args!r}"
             )
-    spec = None
     if other is not None:
-        if isinstance(other, Core) and other._children() and not other._leaves():
-            spec = other
         device = other.device if device is None else device
         dtype = other.dtype if dtype is None else dtype
     dtype = None if dtype is None else as_dtype(dtype)
-    return Target(None if device is None else as_device(device), dtype, non_blocking, memory_format, spec)
+    device = None if device is None else as_device(device)
+    spec = other if other is not None and _is_spec(other) else None
+    return Target(device, dtype, non_blocking, memory_format, spec)
+
+
+def _is_spec(other: object) -> bool:
+    """Return True for a result of ``attrs()``: it has no leaves, and each entry states a device and a dtype."""
+    return isinstance(other, Core) and bool(other._children()) and not other._leaves()
+
+
+def _move_whole(node: CoreT, target: Target, batch_size: torch.Size | None, inplace: bool) -> CoreT | None:
+    """Move all leaves at once; return ``node`` or a copy if its device stays, None if each leaf must be moved."""
+    if target.device is None or target.device == node.device:
+        if batch_size is not None:
+            return _copy_with_batch_size(node, batch_size)
+        return node if torch.compiler.is_compiling() else undo_on_exit(node, do_nothing)
+    whole: CoreT | None = None if inplace else _move_by_backend(node, target.device, target.non_blocking)
+    if whole is None:
+        return None
+    whole = whole if batch_size is None else _copy_with_batch_size(whole, batch_size)
+    return write_back_on_exit(whole, node, _write_back_moved)
 
 
 def convert_collection(
@@ -94,15 +111,9 @@ def convert_collection(
 ) -> CoreT:
     """Convert a collection to the device, dtype and memory format of ``target``; see ``to``."""
     if target.dtype is None and target.memory_format is None and target.spec is None:
-        if target.device is None or target.device == node.device:
-            if batch_size is not None:
-                return _copy_with_batch_size(node, batch_size)
-            return node if torch.compiler.is_compiling() else undo_on_exit(node, do_nothing)
-        if not inplace:
-            whole: CoreT | None = _move_by_backend(node, target.device, target.non_blocking)
-            if whole is not None:
-                whole = whole if batch_size is None else _copy_with_batch_size(whole, batch_size)
-                return write_back_on_exit(whole, node, _write_back_moved)
+        whole = _move_whole(node, target, batch_size, inplace)
+        if whole is not None:
+            return whole
     source = node if target.spec is None else cast_by_attrs(node, target.spec, target, accepts)
     if target.dtype is not None and accepts is not None:
         source = cast_some(source, methodcaller("to", target.dtype), accepts)

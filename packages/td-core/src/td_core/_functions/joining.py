@@ -221,11 +221,7 @@ def _stack_level(items: list[Any], dim: int) -> tuple[Any, list[str]]:
     nested = [key for key, child in columns[0].items() if has_entries(child)] if columns else []
     if len(columns) < len(items) or len({frozenset(column) for column in columns}) > 1:
         return None, []
-    if any(
-        isinstance(column[key], Tensor) or not has_entries(column[key])
-        for column in columns
-        for key in nested
-    ):
+    if not all(has_entries(column[key]) for column in columns for key in nested):
         return None, []
     own = [{key: child for key, child in column.items() if key not in nested} for column in columns]
     try:

@@ -87,25 +87,29 @@ def _measure_depth(node: Core) -> int:
     return next((depth for item, depth in expand([(node, 0)], below) if not isinstance(item, Core)), 0)
 
 
+def _unflatten_whole(cls: Any, items: list[Any], context: Whole) -> Any:
+    """Split the one collection of a stack that was flattened as such, unless a transform has changed its stack dim."""
+    (whole,) = items
+    behind, name, ndim, depth, _ = context
+    result = len(whole.batch_size) if isinstance(whole, Core) else 0
+    leaves = [leaf for leaf in leaves_below(items) if isinstance(leaf, Tensor)]
+    mapped = get_mapped_dim(leaves[0]) if result == ndim - 1 and leaves and is_mapping() else None
+    if mapped is not None and mapped >= ndim - behind:
+        # vmap took the stack dim, or one behind it, so that the stack dim counts from the front.
+        if mapped == ndim - behind:
+            note_whole(whole, lambda dense, dim: _split(cls, dense, dim, context))
+            return whole
+        behind -= 1
+    # In a Jacobian, collections replace leaves and add their own dims, so the result is not split along the stack dim.
+    if behind > result or _measure_depth(whole) > depth or is_innermost_transform(leaves):
+        return whole
+    return _split(cls, whole, result - behind, context, name if result == ndim else None)
+
+
 def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
     items = list(children)
     if isinstance(context, Whole):
-        (whole,) = items
-        behind, name, ndim, depth, _ = context
-        result = len(whole.batch_size) if isinstance(whole, Core) else 0
-        leaves = [leaf for leaf in leaves_below(items) if isinstance(leaf, Tensor)]
-        mapped = get_mapped_dim(leaves[0]) if result == ndim - 1 and leaves and is_mapping() else None
-        if mapped is not None and mapped >= ndim - behind:
-            # vmap took the stack dim, or one behind it, so that the stack dim counts from the front.
-            if mapped == ndim - behind:
-                note_whole(whole, lambda dense, dim: _split(cls, dense, dim, context))
-                return whole
-            behind -= 1
-        # In a Jacobian, collections replace leaves and add their own dims, so the result is not split along the stack dim.
-        if behind > result or _measure_depth(whole) > depth or is_innermost_transform(leaves):
-            return whole
-        dim = result - behind
-        return _split(cls, whole, dim, context, name if result == ndim else None)
+        return _unflatten_whole(cls, items, context)
     dim, name, _, ndims, _ = context
     leaves = leaves_below(items) if functorch_level() is not None else []
     if any(isinstance(leaf, Tensor) and leaf.ndim != ndim for leaf, ndim in zip(leaves, ndims)):

@@ -79,6 +79,8 @@ class _Worker:
         self.done = 0
 
     def stop(self) -> None:
+        if self.busy:
+            self.process.terminate()
         if self.process.is_alive():
             try:
                 self.connection.send(None)
@@ -136,8 +138,6 @@ def run(
                 _receive(workers, results, max_tasks_per_child)
     finally:
         for worker in workers:
-            if worker.busy:
-                worker.process.terminate()
             worker.stop()
 
 
