@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
@@ -262,20 +262,27 @@ def _compute(func: Operation, *args: object, **kwargs: object) -> object:
     return func(*args, **kwargs)
 
 
-def _modify(func: Operation, *args: object, **kwargs: object) -> object:
-    """Apply an operation that writes some of its operands: read, compute, write back."""
-    flat, spec = pytree.tree_flatten((args, kwargs))
-    written: dict[int, StoredTensor] = {}
-    blank: dict[int, Tensor] = {}
+def _find_written(
+    func: Operation, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Iterator[tuple[StoredTensor, bool]]:
+    """Yield the stored tensors that an operation writes, and whether it writes all elements without reading them."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             for item in pytree.tree_flatten(value)[0]:
                 if isinstance(item, StoredTensor):
-                    written[id(item)] = item
-                    overwrites = argument.is_out or func._schema.name in _RANDOM
-                    if overwrites and sum(item is x for x in flat) == 1:
-                        blank[id(item)] = torch.empty(item.shape, dtype=item.dtype, device=item.device)
+                    yield item, argument.is_out or func._schema.name in _RANDOM
+
+
+def _modify(func: Operation, *args: object, **kwargs: object) -> object:
+    """Apply an operation that writes some of its operands: read, compute, write back."""
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    written: dict[int, StoredTensor] = {}
+    blank: dict[int, Tensor] = {}
+    for item, overwrites in _find_written(func, args, kwargs):
+        written[id(item)] = item
+        if overwrites and sum(item is x for x in flat) == 1:
+            blank[id(item)] = torch.empty(item.shape, dtype=item.dtype, device=item.device)
     memory = read_all(blank.get(id(item), item) for item in flat)
     origin = {id(new): old for new, old in zip(memory, flat) if id(old) in written}
     args, kwargs = pytree.tree_unflatten(memory, spec)

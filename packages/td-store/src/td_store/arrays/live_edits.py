@@ -204,16 +204,19 @@ class Edits:
             node, key = places[path]
             node._entries[key] = held
         if added or self._resized or any(not is_put for _, _, is_put in self._log):
-            data = {path: self._wrap(*places[path]) for path in added}
-            replaced = [
-                path for path, (node, key) in places.items() if path in added and key in self._note(node)
-            ]
-            removed = [(*node._path, key) for node, key, is_put in self._list_log() if not is_put]
-            edit = self._make_edit(added)
-            self.store.commit(Change(edit, data, [*removed, *replaced], self._release))
+            self.store.commit(self._make_change(places, added))
             self._open(places, added)
         for target, content in contents:
             target.copy_(content)
+
+    def _make_change(
+        self, places: dict[KeyPath, tuple[LiveNode, str]], added: Mapping[KeyPath, Child]
+    ) -> Change:
+        """Build the change of the file: entries that are added, and those that are removed or replaced."""
+        data = {path: self._wrap(*places[path]) for path in added}
+        replaced = [path for path, (node, key) in places.items() if path in added and key in self._note(node)]
+        removed = [(*node._path, key) for node, key, is_put in self._list_log() if not is_put]
+        return Change(self._make_edit(added), data, [*removed, *replaced], self._release)
 
     def _note(self, node: LiveNode) -> dict[str, Child]:
         """Record a node before its first change, and return its entries at the beginning."""
