@@ -96,21 +96,23 @@ def _check_structure(like: Any, rows: Any, path: str) -> None:
         )
     for key, leaf in expected.items():
         other = given[key]
-        if not isinstance(leaf, torch.Tensor) or not isinstance(other, torch.Tensor):
-            continue
-        if leaf.layout != other.layout or leaf.is_nested != other.is_nested:
-            shown = show_path(key if isinstance(key, tuple) else (key,))
-            raise StructureError(
-                f"cannot append to {path}: {shown} has the layout {_name_layout(other)}, in the save {_name_layout(leaf)}"
+        if isinstance(leaf, torch.Tensor) and isinstance(other, torch.Tensor):
+            _check_leaf(
+                leaf,
+                other,
+                f"cannot append to {path}: {show_path(key if isinstance(key, tuple) else (key,))}",
             )
-        if leaf.is_nested:
-            continue
-        if other.dtype != leaf.dtype or other.shape[1:] != leaf.shape[1:]:
-            shown = show_path(key if isinstance(key, tuple) else (key,))
-            raise StructureError(
-                f"cannot append to {path}: {shown} has the dtype {other.dtype} and rows of the shape "
-                f"{list(other.shape[1:])}; the save has {leaf.dtype} and {list(leaf.shape[1:])}"
-            )
+
+
+def _check_leaf(leaf: torch.Tensor, rows: torch.Tensor, what: str) -> None:
+    """Raise StructureError unless rows have the layout, dtype and row shape of a saved leaf; ``what`` begins the message."""
+    if leaf.layout != rows.layout or leaf.is_nested != rows.is_nested:
+        raise StructureError(f"{what} has the layout {_name_layout(rows)}, in the save {_name_layout(leaf)}")
+    if not leaf.is_nested and (rows.dtype != leaf.dtype or rows.shape[1:] != leaf.shape[1:]):
+        raise StructureError(
+            f"{what} has the dtype {rows.dtype} and rows of the shape {list(rows.shape[1:])}; "
+            f"the save has {leaf.dtype} and {list(leaf.shape[1:])}"
+        )
 
 
 def _name_layout(leaf: torch.Tensor) -> str:

@@ -172,6 +172,20 @@ def _fill(layout: Layout, options: Mapping[str, Any], file: Any, **how: Any) -> 
     write_header(file, layout.make_header(digests))
 
 
+def _create_planned(parent: Any, name: str, planned: PlannedArray, options: Mapping[str, Any]) -> Any:
+    """Create the dataset of a planned array; an error has its key path."""
+    array = Array(planned.dtype, planned.shape)
+    try:
+        dataset = create_dataset(parent, name, array, options, names=planned.batch_names)
+    except H5_ERRORS as error:
+        what = f"{show_path(planned.path)} as a dataset"
+        full = find_full_disk(error, what)
+        raise full or type(error)(f"cannot store {what}: {show_error(error)}") from error
+    if planned.logical is not None:
+        write_text(dataset, "td_dtype", str(planned.logical).removeprefix("torch."))
+    return dataset
+
+
 def write_arrays(
     file: Any,
     layout: Layout,
@@ -202,23 +216,15 @@ def write_arrays(
             write_facts(groups[name], layout.rows[position]["meta"])
             continue
         planned = layout.plan.arrays[name]
-        array = Array(planned.dtype, planned.shape)
         linked = find_linked(planned.parts[0]) if len(planned.parts) == 1 and planned.dim is None else None
         if linked is not None:
             h5py.h5o.link(linked, groups[parent], last.encode())
             continue
-        try:
-            dataset = create_dataset(groups[parent], last, array, options, names=planned.batch_names)
-        except H5_ERRORS as error:
-            what = f"{show_path(planned.path)} as a dataset"
-            full = find_full_disk(error, what)
-            raise full or type(error)(f"cannot store {what}: {show_error(error)}") from error
-        if planned.logical is not None:
-            write_text(dataset, "td_dtype", str(planned.logical).removeprefix("torch."))
+        dataset = _create_planned(groups[parent], last, planned, options)
         if blank:
             continue
         checksum = Checksum() if checksums else None
-        _write_elements(dataset, planned, array, checksum, report)
+        _write_elements(dataset, planned, Array(planned.dtype, planned.shape), checksum, report)
         if dataset.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
             dataset.flush()  # h5py drops the error of a dataset that cannot write its chunks when it is freed
         if checksum is not None:
