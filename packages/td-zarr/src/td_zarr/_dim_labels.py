@@ -13,6 +13,9 @@ from ._array_documents import join_names
 #: The attributes in which tensordict describes a level, a value, and a stack of values.
 LEVEL, VALUE, STACK = "__tensordict__", "__tensordict_non_tensor__", "__tensordict_stack__"
 
+#: What stacks a node: the stack dim, the number of members, and the name of the dim.
+Stacked = tuple[int, int, str | None]
+
 
 def name_dims(arrays: Mapping[str, PlannedArray]) -> dict[str, list[str]]:
     """Return the names of the dims of each array, all different, so that xarray opens the group.
@@ -37,32 +40,35 @@ def name_dims(arrays: Mapping[str, PlannedArray]) -> dict[str, list[str]]:
     return result
 
 
+def _find_stacked(plan: ArrayPlan) -> dict[int, Stacked]:
+    """Return what stacks the nodes that are lazy stacks of stacked leaves, or below one, by position."""
+    stacked: dict[int, Stacked] = {}
+    for position, row in enumerate(plan.header["nodes"]):
+        if position in plan.homes:
+            meta = row["meta"]
+            stacked[position] = meta["stack_dim"], len(row["members"]), meta.get("stack_dim_name")
+        if position in stacked:
+            refs = [ref for _, ref in (*row["entries"], *row["members"]) if isinstance(ref, int)]
+            stacked.update(dict.fromkeys(refs, stacked[position]))
+    return stacked
+
+
 def describe_levels(plan: ArrayPlan) -> dict[str, dict[str, Any]]:
     """Return the attributes of the groups of a plan by name, with batch sizes and names as tensordict has them.
 
     A lazy stack whose leaves are stacked is described as the dense level that its arrays are. A level has no batch size there if
     an array below it does not start with that, such as the values of a nested tensor.
     """
-    rows = plan.header["nodes"]
-    #: For a node below a lazy stack: the stack dim, the number of members, and the name of the dim.
-    stacked: dict[int, tuple[int, int, str | None]] = {}
+    stacked = _find_stacked(plan)
     result: dict[str, dict[str, Any]] = {"": {}}
-    for position, row in enumerate(rows):
-        meta = row["meta"]
-        above = stacked.get(position)
-        if position in plan.homes:
-            above = meta["stack_dim"], len(row["members"]), meta.get("stack_dim_name")
-        for group in ("entries", "members"):
-            for _, ref in row[group]:
-                if above is not None and isinstance(ref, int):
-                    stacked[ref] = above
+    for position, row in enumerate(plan.header["nodes"]):
         path = plan.nodes[position]
         name = join_names(path) if path else ""
         if name in plan.arrays or (row["values"] and not row["entries"] and not row["members"]):
             continue
         attributes = result.setdefault(name, {})
         if row["kind"] == "TensorDict" and LEVEL not in attributes:
-            attributes[LEVEL] = _describe_level(meta, above)
+            attributes[LEVEL] = _describe_level(row["meta"], stacked.get(position))
     for name, array in plan.arrays.items():
         ends = [0, *(position for position, char in enumerate(name) if char == "/")]
         for end in ends:  # of the names of the groups that the array is in
@@ -72,7 +78,7 @@ def describe_levels(plan: ArrayPlan) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _describe_level(meta: Mapping[str, Any], stacked: tuple[int, int, str | None] | None) -> dict[str, Any]:
+def _describe_level(meta: Mapping[str, Any], stacked: Stacked | None) -> dict[str, Any]:
     size, names = list(meta["batch_size"]), meta.get("names")
     if stacked is not None:
         dim, count, name = stacked

@@ -361,11 +361,7 @@ def check_replaceable(objects: Objects) -> None:
 
 def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str]:
     """Yield the names of arrays, groups and files that are not those of a header."""
-    table = load_table(
-        parse_json(header, objects.where) if isinstance(header, str) else header, objects.where
-    )
-    arrays = {name for place in table.leaves for name in list_names(place)}
-    groups = {name[:end] for name in arrays for end, char in enumerate(name) if char == "/"}
+    arrays, groups = _read_names(header, objects.where)
     unknown = [key for key in keys if not _is_inside(key, arrays)]
     nodes = [key for key in unknown if key.endswith("/zarr.json")]
     for key, content in zip(nodes, objects.get_many(nodes), strict=True):
@@ -374,13 +370,21 @@ def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str
             continue
         document = parse_json(content, f"{objects.where}: {key}")
         attributes = get_attributes(document, f"{objects.where}: {key}")
-        if document.get("node_type") == "array" and (VALUE in attributes or content.startswith(_OURS)):
+        is_array = document.get("node_type") == "array"
+        if is_array and (VALUE in attributes or content.startswith(_OURS)):
             arrays.add(name)
-        elif name not in groups and (document.get("node_type") == "array" or {*attributes} - {LEVEL}):
+        elif name not in groups and (is_array or {*attributes} - {LEVEL}):
             yield name
     for key in unknown:
         if not (key == "zarr.json" or key in nodes or _is_inside(key, arrays)):
             yield key
+
+
+def _read_names(header: Any, where: str) -> tuple[set[str], set[str]]:
+    """Return the names of the arrays of a header, and of the groups above them."""
+    table = load_table(parse_json(header, where) if isinstance(header, str) else header, where)
+    arrays = {name for place in table.leaves for name in list_names(place)}
+    return arrays, {name[:end] for name in arrays for end, char in enumerate(name) if char == "/"}
 
 
 def _is_inside(key: str, names: set[str]) -> bool:
