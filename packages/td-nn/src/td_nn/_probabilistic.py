@@ -193,15 +193,19 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         else:
             keys = [add_suffix(key, "_log_prob") for key in samples]
         if self.return_log_prob:
-            for key in keys:
-                over = [sample for sample in samples if sample == key or is_related(sample, key)]
-                if over:
-                    raise ModuleKeysError(
-                        f"the log-probability key {key!r} is equal to, inside or above the sample key {over[0]!r}, so "
-                        "that writing it would overwrite the sample; choose another key"
-                    )
+            self._refuse_overwriting(keys)
             self._refuse_one_for_many(keys)
         return keys
+
+    def _refuse_overwriting(self, keys: list[Key]) -> None:
+        """Raise ModuleKeysError if the log-probability under one of some keys would overwrite a sample."""
+        for key in keys:
+            over = [sample for sample in self._out_keys if sample == key or is_related(sample, key)]
+            if over:
+                raise ModuleKeysError(
+                    f"the log-probability key {key!r} is equal to, inside or above the sample key {over[0]!r}, so "
+                    "that writing it would overwrite the sample; choose another key"
+                )
 
     def _refuse_one_for_many(self, keys: list[Key]) -> None:
         """Raise ModuleKeysError if a torch distribution, which has one log-probability, has several keys for it."""

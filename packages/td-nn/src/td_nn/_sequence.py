@@ -121,10 +121,11 @@ class TensorDictSequential(TensorDictModule[Any]):
     ) -> Any:
         """Run the members with a function, and store their outputs according to ``inplace`` and the selection."""
         selected = self._selected_out_keys
-        if STATE.skip_existing is not False:
-            kept = self._all_out_keys if selected is None else selected
-            if has_outputs(STATE.skip_existing, tensordict, self._all_in_keys, kept):
-                return tensordict
+        kept: Sequence[Key] = self._all_out_keys if selected is None else selected
+        if STATE.skip_existing is not False and has_outputs(
+            STATE.skip_existing, tensordict, self._all_in_keys, kept
+        ):
+            return tensordict
         inplace = self.inplace
         if tensordict_out is None and selected is None and inplace in (None, True):
             result = run(tensordict)
@@ -133,18 +134,13 @@ class TensorDictSequential(TensorDictModule[Any]):
         else:
             result = run(tensordict.copy())
         present = result.keys(True)
-        wanted: Sequence[Key] = self._all_out_keys if selected is None else selected
         if tensordict_out is None:
-            if inplace is None:  # an input that a member overwrote stays in the result, too
-                before = tensordict.keys(True)
-                wanted = [
-                    *wanted,
-                    *[key for key in result.keys(True, True) if key in before and key not in wanted],
-                ]
+            if inplace is None:
+                kept = [*kept, *_list_overwritten(tensordict, result, kept)]
             tensordict_out = (
                 tensordict.empty() if inplace == "empty" else TensorDict() if inplace is False else tensordict
             )
-        written = [key for key in wanted if key != SINK and key in present]
+        written = [key for key in kept if key != SINK and key in present]
         store_outputs(tensordict_out, written, map(result.get, written))
         return tensordict_out
 
@@ -480,6 +476,12 @@ def run_on_members(module: Any, tensordict: TensorCollection) -> None:
     for member in getattr(tensordict, "tensordicts", ()):
         if has_keys(member, module.in_keys):
             module(member)
+
+
+def _list_overwritten(before: TensorCollection, result: TensorCollection, kept: Sequence[Key]) -> list[Key]:
+    """Return the keys of inputs that are not ``kept``: those that a member overwrote stay in the result, too."""
+    keys = before.keys(True)
+    return [key for key in result.keys(True, True) if key in keys and key not in kept]
 
 
 def has_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> bool:
