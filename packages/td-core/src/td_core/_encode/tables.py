@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from .._tree.defaults import show_path
 from .._tree.keys import unravel_key_to_tuple
+from .._tree.walks import visit
 from ..errors import CodecError, FormatError, KeyPathError, MissingPluginError, TensorDictError
 from ..typing import NestedKey
 from .decode import decode
@@ -241,9 +242,8 @@ class _Selection:
 def _list_leaf_keys(rows: list[Row], root: int) -> list[tuple[str, ...]]:
     """Return the key paths of the leaves below a node, in the order in which ``walk_levels`` visits them in a collection."""
     result: list[tuple[str, ...]] = []
-    todo: list[tuple[list[Row], tuple[str, ...]]] = [([rows[root]], ())]
-    while todo:
-        nodes, path = todo.pop()
+
+    def list_level(nodes: list[Row], path: tuple[str, ...]) -> Iterator[tuple[list[Row], tuple[str, ...]]]:
         while any(row["members"] for row in nodes):
             nodes = [member for row in nodes for member in [rows[i] for _, i in row["members"]] or [row]]
         entries = [dict(row["entries"]) for row in nodes if not has_leaf_kind(row)]
@@ -253,7 +253,9 @@ def _list_leaf_keys(rows: list[Row], root: int) -> list[tuple[str, ...]]:
                 if isinstance(ref, list):
                     result.append((*path, key))
                 else:
-                    todo.append(([rows[other[key]] for other in entries], (*path, key)))
+                    yield [rows[other[key]] for other in entries], (*path, key)
+
+    visit(list_level, [rows[root]], ())
     return result
 
 

@@ -23,7 +23,7 @@ from .._torch.kernels import PLAIN
 from .._torch.private import add_batch_dim, get_mapped_dim, wrap_vmap
 from .._torch.private import pytree as torch_pytree
 from .._tree.node import Core
-from .._tree.walks import walk, zip_walk
+from .._tree.walks import expand, walk, zip_walk
 from .mapped_names import get_names_after, get_names_before
 from .pytree import has_leaves, resize_empty
 
@@ -120,15 +120,20 @@ def _create_inputs(original: Callable[..., object]) -> Callable[..., object]:
 
 def _note_again(given: object, made: object) -> None:
     """Note the dense stacks of outer calls among the arguments, so that their results are split in those calls."""
-    todo: list[Any] = [*zip(*[torch_pytree.tree_leaves(tree, is_leaf=_is_node) for tree in (given, made)])]
+    start = zip(*[torch_pytree.tree_leaves(tree, is_leaf=_is_node) for tree in (given, made)])
     outer = [(found, *item) for found in _calls.by_level.values() for item in found]
-    while todo:
-        left, right = todo.pop()
+    for left, right in expand(start, _pair_children):
         for found, reference, split in outer:
             if left is reference():
                 note_whole(right, partial(_note_result, found, split))
-        if isinstance(left, Core) and type(left) is type(right) and left._members_and_dim() is None:
-            todo += [(child, right._get_child(key)) for key, child in dict(left._children()).items()]
+
+
+def _pair_children(pair: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Pair the entries of two nodes of one kind; there are none in a lazy stack, which is noted as a whole."""
+    left, right = pair
+    if not isinstance(left, Core) or type(left) is not type(right) or left._members_and_dim() is not None:
+        return []
+    return [(child, right._get_child(key)) for key, child in dict(left._children()).items()]
 
 
 def _note_result(found: list[Any], split: Callable[[Any, int], Any], result: Any, dim: int) -> Any:

@@ -18,6 +18,7 @@ from ..errors import StructureError
 from .defaults import unwrap_entry
 from .keys import unravel_key, unravel_key_to_tuple
 from .node import LEAF_KINDS, Child, Core
+from .walks import expand
 
 IsLeaf = Callable[[type], bool]
 
@@ -332,16 +333,15 @@ class CollectionItems(_Walk):
 
 def list_foreign(root: Core) -> Iterator[tuple[tuple[str, ...], object]]:
     """Iterate over the objects that a pytree function put in place of leaves, with their key paths."""
-    todo: list[tuple[tuple[str, ...], object]] = [((), root)]
-    while todo:
-        path, node = todo.pop()
-        if not isinstance(node, Core):
-            yield path, node
-        elif (stacked := node._members_and_dim()) is not None:
-            todo += [(path, member) for member in stacked[0]]
-        elif not node._is_value:
-            todo += [
-                ((*path, key), child)
-                for key, child in dict(node._children()).items()
-                if not isinstance(child, Tensor)
-            ]
+
+    def list_below(place: tuple[tuple[str, ...], object]) -> list[tuple[tuple[str, ...], object]]:
+        path, node = place
+        if isinstance(node, Core) and (stacked := node._members_and_dim()) is not None:
+            return [(path, member) for member in stacked[0]]
+        if not isinstance(node, Core) or node._is_value:
+            return []
+        entries = dict(node._children()).items()
+        return [((*path, key), child) for key, child in entries if not isinstance(child, Tensor)]
+
+    start: list[tuple[tuple[str, ...], object]] = [((), root)]
+    return (place for place in expand(start, list_below) if not isinstance(place[1], Core))
