@@ -17,7 +17,7 @@ from torch import Tensor
 
 from td_core import Encoded, TensorDictBase
 from td_core.errors import BatchSizeError, LockedError, StructureError
-from td_core.spi import Node, show_path, walk
+from td_core.spi import Node, show_path, visit, walk
 from td_core.typing import Names
 
 from .._stored_tensor import StoredTensor
@@ -350,9 +350,10 @@ class Edits:
     def _adopt(self, entries: dict[str, Child], key: str, value: Any) -> None:
         """Let the nodes and leaves of a value that were moved in the store stand for what they are there."""
         moved = {id(node) for node in (ref() for ref in self._left) if node is not None}
-        todo: list[tuple[dict[str, Child], str, Any]] = [(entries, key, value)]
-        while todo:
-            entries, key, old = todo.pop()
+
+        def adopt(
+            entries: dict[str, Child], key: str, old: Any
+        ) -> Iterator[tuple[dict[str, Child], str, Any]]:
             new: Any = entries[key]
             if isinstance(old, StoredTensor) and isinstance(new, StoredTensor):
                 if id(old.source) not in self._gone:
@@ -371,7 +372,11 @@ class Edits:
                     node._entries.update(new._entries)
                     self._left = [ref for ref in self._left if ref() is not node]
                     entries[key] = new = node
-                todo += [(new._entries, part, child) for part, child in below.items() if part in new._entries]
+                yield from (
+                    (new._entries, part, child) for part, child in below.items() if part in new._entries
+                )
+
+        visit(adopt, entries, key, value)
 
 
 def fits(held: Tensor, value: object) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from td_core.errors import CodecError, FormatError, UnsupportedOperationError
-from td_core.spi import STORABLE, JaggedParts, check_whole, get_parts, is_stored
+from td_core.spi import STORABLE, JaggedParts, check_whole, expand, get_parts, is_stored
 
 Place = Any
 
@@ -210,19 +210,18 @@ def list_names(place: Place) -> list[str]:
     """Return the names of the arrays of a place; nothing for the parts of it that are malformed."""
     if isinstance(place, str):
         return [place]
-    result = []
-    todo = [place]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, str):
-            result.append(item)
-        elif isinstance(item, list):
-            todo += item[:1]
-        elif isinstance(item, dict):
-            below = item.get("jagged")
-            parts = below.values() if isinstance(below, dict) else ()
-            todo += [item.get("tensor"), item.get("packed"), item.get("nested"), *parts]
-    return result
+    return [part for part in expand([place], _list_parts) if isinstance(part, str)]
+
+
+def _list_parts(place: object) -> list[object]:
+    """Return what a place consists of."""
+    if isinstance(place, list):
+        return place[:1]
+    if not isinstance(place, dict):
+        return []
+    below = place.get("jagged")
+    parts = below.values() if isinstance(below, dict) else ()
+    return [place.get("tensor"), place.get("packed"), place.get("nested"), *parts]
 
 
 def read_shape(sizes: Sequence[object], itemsize: int = 1) -> torch.Size:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from td_core import Encoded, encode
 from td_core.errors import KeyPathError
-from td_core.spi import Node, dump_table, prune_table, show_path
+from td_core.spi import Node, dump_table, prune_table, show_path, visit
 
 from .array_rows import Row
 
@@ -105,16 +105,18 @@ class TableEdit:
     def set_metadata_of(self, path: KeyPath, node: Node, fields: Sequence[str]) -> None:
         """Give the node at a key path, and the nodes below it, the fields of a node of the same structure."""
         other = _make_table(node)
-        todo = [(self.find(path), 0)]
-        while todo:
-            position, source = todo.pop()
+
+        def set_level(position: Any, source: int) -> Iterator[tuple[Any, int]]:
             if isinstance(position, list):
-                continue
+                return
             row = other.nodes[source]
             self._set_meta(position, {name: row["meta"].get(name) for name in fields})
             below = {**self._list_entries(position), **dict(self._nodes[position]["members"])}
-            pairs = [*row["entries"], *row["members"]]
-            todo += [(below[key], ref) for key, ref in pairs if key in below and not isinstance(ref, list)]
+            for key, ref in (*row["entries"], *row["members"]):
+                if key in below and not isinstance(ref, list):
+                    yield below[key], ref
+
+        visit(set_level, self.find(path), 0)
 
     def finish(self) -> Encoded:
         """Return the table without the nodes, leaves and values that are not used."""
