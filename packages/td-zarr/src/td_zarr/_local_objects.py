@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import zarr.abc.store
 import zarr.storage
 
 from td_core.errors import FormatError
-from td_core.spi import set_module
+from td_core.spi import set_module, visit
 from td_store.files import NewFile, allocate_file
 
 from ._group_locks import GroupLock, lock_directory
@@ -124,12 +124,13 @@ class LocalObjects(Objects):
         if name in self._checked:
             return
         self._find_inside(f"{name}/")
-        todo, links = [self.locate(name)], set()
-        while todo:
+        links: set[str] = set()
+
+        def check_folder(folder: str) -> Iterator[tuple[str]]:
             try:
-                entries = os.scandir(todo.pop())
+                entries = os.scandir(folder)
             except (FileNotFoundError, NotADirectoryError):
-                continue
+                return
             with entries:
                 for entry in entries:
                     if entry.is_symlink():
@@ -138,9 +139,11 @@ class LocalObjects(Objects):
                             continue
                         links.add(path)
                     if entry.is_dir():
-                        todo.append(entry.path)
+                        yield (entry.path,)
                     elif not entry.is_file():
                         raise self._irregular_error(entry.path)
+
+        visit(check_folder, self.locate(name))
         self._checked.add(name)
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
