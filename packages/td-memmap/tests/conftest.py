@@ -95,13 +95,13 @@ def watch_calls(
     after: bool = False,
 ) -> None:
     """Call ``see`` before every file system call of td-memmap, or after it."""
-    watched, rename = WatchedOs(see, after), _fs._renameat2()
+    watched, rename = WatchedOs(see, after), _temporary_files._find_renameat2()
     if rename is not None:
         rename = watched.wrap("renameat2", rename)
     monkeypatch.setattr(_fs, "os", watched)
     for module in (_locations, _temporary_files):
         monkeypatch.setattr(module, "os", watched)
-    monkeypatch.setattr(_fs, "_renameat2", lambda: rename)
+    monkeypatch.setattr(_temporary_files, "_find_renameat2", lambda: rename)
     monkeypatch.setattr(_fs.fcntl, "flock", watched.wrap("flock", _fs.fcntl.flock))
 
 

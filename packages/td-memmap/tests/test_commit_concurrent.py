@@ -154,7 +154,7 @@ def test_memmap_two_first_saves_leave_one_complete_save(
     watch_calls: Any,
 ) -> None:
     if not exchange:
-        monkeypatch.setattr(_fs, "_rename_with", lambda *args: False)
+        monkeypatch.setattr(_fs, "rename_with", lambda *args: False)
     for n in range(1000):
         prefix = tmp_path / str(n) / "save"
         prefix.parent.mkdir()

@@ -21,6 +21,7 @@ from td_memmap import (
     verify,
 )
 from td_memmap._commit import Staging
+from td_store import _temporary_files
 
 
 @pytest.mark.once
@@ -219,7 +220,7 @@ def test_commit_killed_without_exchange_restores_old_save(
     put_user_files: Any,
     has_user_files: Any,
 ) -> None:
-    monkeypatch.setattr(_fs, "_renameat2", lambda: None)
+    monkeypatch.setattr(_temporary_files, "_find_renameat2", lambda: None)
     make_tree(1, more=True).memmap(prefix)
     put_user_files(prefix)
     for n in range(1000):

@@ -188,7 +188,7 @@ def test_temporary_committed_before_it_is_locked_is_kept(
     stale = tmp_path / ".x.tmp-00000000"
     write(tmp_path / "stale", "committed")
     os.rename(tmp_path / "stale", stale)
-    lock = _temporary_files._lock
+    lock = _temporary_files.lock
 
     def commit_then_lock(fd: int, **options: Any) -> bool:
         if not (tmp_path / "x").exists():
@@ -196,7 +196,7 @@ def test_temporary_committed_before_it_is_locked_is_kept(
             os.mkdir(stale)  # of a third save
         return lock(fd, **options)
 
-    monkeypatch.setattr(_temporary_files, "_lock", commit_then_lock)
+    monkeypatch.setattr(_temporary_files, "lock", commit_then_lock)
     _temporary_files._remove_if_stale(str(stale))
     assert read(tmp_path / "x") == "committed"
     assert stale.is_dir()

@@ -9,14 +9,11 @@ OSError; a store into a mapping of a sparse file would kill the process with SIG
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
-import functools
 import os
 import secrets
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from td_core.errors import FormatError
 from td_core.spi import visit
-from td_store.files import allocate_file, identify_file
+from td_store.files import EXCHANGE, NO_REPLACE, allocate_file, identify_file, lock, rename_with
 
 from . import _file_names
 
@@ -432,41 +429,15 @@ def sync_file(fd: int) -> None:
     os.fsync(fd)
 
 
-_RENAME_NOREPLACE = 1
-_RENAME_EXCHANGE = 2
-_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
-@functools.cache
-def _renameat2() -> Callable[..., int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    function: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    return function
-
-
-def _rename_with(flag: int, source_fd: int, source: str, target_fd: int, target: str) -> bool:
-    """Rename with a flag of Linux's renameat2; return False if the kernel or file system does not support it."""
-    function = _renameat2()
-    if function is None:
-        return False
-    if function(source_fd, os.fsencode(source), target_fd, os.fsencode(target), flag) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in _UNSUPPORTED:
-        return False
-    raise OSError(code, os.strerror(code), source, None, target)
-
-
 def exchange(dir_fd: int, name: str, other: str) -> bool:
     """Exchange two names in a directory in one step; return False if the platform cannot."""
-    return _rename_with(_RENAME_EXCHANGE, dir_fd, name, dir_fd, other)
+    return rename_with(EXCHANGE, dir_fd, name, dir_fd, other)
 
 
 def rename_new(source_fd: int, source: str, target_fd: int, target: str) -> bool:
     """Rename without replacing; return False if the target exists."""
     try:
-        if _rename_with(_RENAME_NOREPLACE, source_fd, source, target_fd, target):
+        if rename_with(NO_REPLACE, source_fd, source, target_fd, target):
             return True
     except FileExistsError:
         return False
@@ -500,13 +471,7 @@ def copy_mode(fd: int, source: str | int) -> None:
 
 def mark_in_use(fd: int, *, without_locks: bool) -> bool:
     """Lock a file or directory until this process ends; return False if another process holds the lock."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return without_locks
-    return True
+    return lock(fd, wait=False, otherwise=without_locks)
 
 
 @contextlib.contextmanager
@@ -522,7 +487,7 @@ def lock_file(folder: DirectoryTree, name: str) -> Iterator[bool]:
             yield False
             return
         try:
-            locked = _can_lock(fd)
+            locked = lock(fd)
             # The previous holder has deleted the file, so this lock excludes no other process. Try again.
             if locked and not is_named(fd, name, dir_fd):
                 continue
@@ -543,20 +508,12 @@ def lock_file(folder: DirectoryTree, name: str) -> Iterator[bool]:
 @contextlib.contextmanager
 def lock_directory(dir_fd: int) -> Iterator[None]:
     """Hold an exclusive lock on an open directory; without effect on file systems without locks."""
-    locked = _can_lock(dir_fd)
+    locked = lock(dir_fd)
     try:
         yield
     finally:
         if locked:
             fcntl.flock(dir_fd, fcntl.LOCK_UN)
-
-
-def _can_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
 
 
 def is_named(fd: int, name: str, dir_fd: int) -> bool:

@@ -35,8 +35,10 @@ _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{8}\Z")
 #: Stale temporaries are looked for under this many numbers after that of a new one.
 _GAP = 4
-#: The flag of Linux's renameat2 that exchanges two names, and the errors of systems that lack it.
-_EXCHANGE, _AT_CWD = 2, -100
+#: Flags of :func:`rename_with`: refuse to replace the target, and exchange the two names.
+NO_REPLACE, EXCHANGE = 1, 2
+#: The working directory, and the errors of systems without these flags.
+_AT_CWD = -100
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 #: Errors of allocating space on a file system that cannot.
 _NOT_ALLOCATED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -81,7 +83,7 @@ class _Temporary:
                 if isinstance(error, FileNotFoundError) and _make_parents(self.path):
                     continue
                 raise self._name_path(error) from error
-            self._is_locked = _lock(self.fd)
+            self._is_locked = lock(self.fd)
             # Another save can remove the temporary before it is locked.
             if not self._is_locked or self.is_pending:
                 break
@@ -318,17 +320,41 @@ def _put_back(aside: str, path: str, *, wait: bool = False) -> None:
 
 def _exchange(one: str, other: str) -> bool:
     """Exchange two names in one step; return False if the system cannot."""
-    function = (
-        getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
-    )
+    try:
+        return rename_with(EXCHANGE, _AT_CWD, one, _AT_CWD, other)
+    except FileNotFoundError:
+        return False
+
+
+@functools.cache
+def _find_renameat2() -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
+    function: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return function
+
+
+def rename_with(flag: int, source_fd: int, source: str, target_fd: int, target: str) -> bool:
+    """Rename with a flag of Linux's renameat2, below two open directories; return False if the system has no such call.
+
+    Raises:
+        OSError: a name is missing, or the target is taken.
+
+    >>> fd = os.open(".", os.O_RDONLY)
+    >>> rename_with(NO_REPLACE, fd, "one", fd, "other") if sys.platform == "linux" else os.stat("one")
+    Traceback (most recent call last):
+    FileNotFoundError: [Errno 2] No such file or directory: 'one'...
+    >>> os.close(fd)
+    """
+    function = _find_renameat2()
     if function is None:
         return False
-    if function(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE) == 0:
+    if function(source_fd, os.fsencode(source), target_fd, os.fsencode(target), flag) == 0:
         return True
     code = ctypes.get_errno()
-    if code in _UNSUPPORTED or code == errno.ENOENT:
+    if code in _UNSUPPORTED:
         return False
-    raise OSError(code, os.strerror(code), one, None, other)
+    raise OSError(code, os.strerror(code), source, None, target)
 
 
 def allocate_file(fd: int, size: int, start: int = 0) -> None:
@@ -392,7 +418,7 @@ def _call_if_stale(
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
         try:
             # Between opening and locking it, another save can commit it, and a third one take its name.
-            if _lock(fd, wait=wait, otherwise=without_locks) and _is_named(fd, path):
+            if lock(fd, wait=wait, otherwise=without_locks) and _is_named(fd, path):
                 change(path)
         finally:
             os.close(fd)
@@ -404,7 +430,7 @@ def _lock_directory(path: str, suffixes: tuple[str, ...]) -> Iterator[None]:
     fd = -1 if os.name == "nt" else os.open(path, os.O_RDONLY)
     try:
         if fd >= 0:
-            _lock(fd)
+            lock(fd)
         for item in _list(path):
             if item[:1] == "." and _TEMPORARY.search(item) and _TEMPORARY.sub("", item).endswith(suffixes):
                 _remove_if_stale(os.path.join(path, item))
@@ -489,8 +515,15 @@ def _is_named(fd: int, path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _lock(fd: int, *, wait: bool = True, otherwise: bool = False) -> bool:
-    """Lock an open file. Return False if it is locked elsewhere, and ``otherwise`` if the file system has no locks."""
+def lock(fd: int, *, wait: bool = True, otherwise: bool = False) -> bool:
+    """Lock an open file or directory until this process ends, or it is unlocked.
+
+    Return False if it is locked elsewhere, and ``otherwise`` if the file system has no locks.
+
+    >>> with open("data", "wb") as file:
+    ...     lock(file.fileno(), otherwise=True)
+    True
+    """
     if fcntl is None:
         return otherwise
     try:

@@ -22,26 +22,32 @@ from td_core.spi import lazy_names
 
 if TYPE_CHECKING:
     from ._checksums import Checksum
-    from ._temporary_files import NewDirectory, NewFile, allocate_file, read_unreplaced
+    from ._temporary_files import (
+        EXCHANGE,
+        NO_REPLACE,
+        NewDirectory,
+        NewFile,
+        allocate_file,
+        lock,
+        read_unreplaced,
+        rename_with,
+    )
 
 __all__ = [
-    "Checksum",
-    "NewDirectory",
-    "NewFile",
-    "allocate_file",
-    "identify_file",
-    "map_file",
-    "read_unreplaced",
-]
+    "EXCHANGE", "NO_REPLACE", "Checksum", "NewDirectory", "NewFile", "allocate_file", "identify_file", "lock", "map_file",
+    "read_unreplaced", "rename_with",
+]  # fmt: skip
 
 # Most programs that identify a file neither write one nor compute a checksum.
 __getattr__ = lazy_names(
     __name__,
     {
         "td_store._checksums": ["Checksum"],
-        "td_store._temporary_files": ["NewDirectory", "NewFile", "allocate_file", "read_unreplaced"],
+        "td_store._temporary_files": [
+            "EXCHANGE", "NO_REPLACE", "NewDirectory", "NewFile", "allocate_file", "lock", "read_unreplaced", "rename_with",
+        ],
     },
-)[0]
+)[0]  # fmt: skip
 
 #: Of ``statx``: the working directory, the file of a descriptor, the time of birth, and where that is in the result.
 _AT_CWD, _EMPTY_PATH, _BIRTH, _POSITION, _SIZE = -100, 0x1000, 0x800, 80, 256
