@@ -68,7 +68,6 @@ KNOWN = {
     ("td", "_alias", "__init__"),
     ("td", "_private_names", "__init__"),
     ("td_distributed", "_consolidated_backend", "_attachment"),
-    ("td_tensorclass", "_non_tensor", "_non_tensor_stack"),
     ("td_tensorclass", "_unbatched", "_stored_unbatched"),
 }
 #: Modules with lazy names, and those that are imported to register a plugin: only they import by a string.

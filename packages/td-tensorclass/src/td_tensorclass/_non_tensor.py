@@ -34,8 +34,6 @@ from ._value_settings import capture_non_tensor_stack
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ._non_tensor_stack import NonTensorStack
-
 
 @dataclasses.dataclass
 class _Fields:
@@ -212,11 +210,11 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         node._show(self, range(len(self._places or (0,))))
         return node
 
-    def _shown_stack(self) -> NonTensorStack | None:
-        """Return a stack view of the elements that this node shows as one value; None if it shows fewer than two."""
+    def _shown_stack(self) -> Any:
+        """Return a NonTensorStack, a view of the elements that this node shows as one value; None if it shows fewer than two."""
         if self._places is None or len(self._places) < 2:
             return None
-        stack: NonTensorStack = self._stack._of([], self._batch_size, self._device, self._names)
+        stack = self._stack._of([], self._batch_size, self._device, self._names)
         stack._show(self, range(len(self._places)))
         stack._joints = (), None
         return stack
@@ -241,7 +239,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def _transform_multi(self, plan: MultiPlan) -> tuple[Self, ...]:
         stack = self._shown_stack()
         if stack is not None and plan.is_view:
-            return stack._transform_multi(plan)
+            return tuple(stack._transform_multi(plan))
         tail = self._batch_size[plan.n :]
         names = plan.rename_dims(self._names)
         parts = tuple(self._copy_with(torch.Size(lead + tail), self._device, names) for lead in plan.leads)

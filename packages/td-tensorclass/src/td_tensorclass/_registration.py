@@ -25,26 +25,57 @@ def _has_only_tensors(inner: TensorCollection) -> bool:
 
 def register_class(cls: Any) -> None:
     """Register a tensorclass as node kind and pytree node; a class defined again, as in a notebook, replaces the old one."""
+    Registration(cls).register()
 
-    def absent(node: Any) -> list[str]:
+
+class Registration:
+    """The node kind and pytree node of one tensorclass."""
+
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+        self.tag = kinds.name_class(cls)
+        shown = f"<class '{self.tag.replace(':', '.')}'>"
+        layouts = {
+            "memmap/1": Layout(self.flatten_directory, self.unflatten_directory, (shown,)),
+            "consolidated/1": Layout(self.flatten_buffer, self.unflatten_buffer, (shown,)),
+            "state_dict/2": Layout(self.flatten_state, self.unflatten, (cls.__qualname__,)),
+        }
+        self.kind = NodeKind(self.tag, cls, self.flatten, self.unflatten, layouts, with_class=True)
+        #: The kind of an earlier class of this name.
+        self.before: Any = kinds.find(self.tag)
+
+    def register(self) -> None:
+        """Register the class, and the functions for its nodes."""
+        kinds.register(self.kind)
+        # cloudpickle first creates a class without fields. It replaces the registered class when its first instance is decoded.
+        if self.before is not None and self.before.type._schema.names and not self.cls._schema.names:
+            kinds.register(self.before)
+        register_pytree(self.cls, self.tree_flatten, self.tree_unflatten, lambda context: (MEMBER,))
+
+    def find_absent(self, node: Any) -> list[str]:
         """Return the fields that are None although they have defaults: decoding would otherwise set the defaults."""
-        return node._absent_fields() if cls._schema.defaulted else []
+        return node._absent_fields() if self.cls._schema.defaulted else []
 
-    def flatten(node: Any) -> Record:
-        names = absent(node)
+    def flatten(self, node: Any) -> Record:
+        """Return the record of a node: the collection that it wraps, and the fields that are None."""
+        names = self.find_absent(node)
         return Record({"absent": names} if names else {}, members={MEMBER: node._tensordict})
 
-    def flatten_directory(node: Any) -> Record:
-        return Record({}, members={MEMBER: node._tensordict}, values=dict.fromkeys(absent(node)))
-
-    def unflatten(record: Record) -> Any:
+    def unflatten(self, record: Record) -> Any:
+        """Build a node from its record, or from that of a state dict."""
         names = record.read_field("absent", list, type(None)) or ()
         values = {**dict.fromkeys(names), **record.values}
-        return unflatten_directory(Record({}, {}, record.members, values, complete=record.complete))
+        return self.unflatten_directory(Record({}, {}, record.members, values, complete=record.complete))
 
-    def unflatten_directory(record: Record) -> object:
-        if kinds.find(tag) is before and cls._schema.names:
-            kinds.register(kind)
+    def flatten_directory(self, node: Any) -> Record:
+        """Return the record of a node for a directory, where fields that are None are values."""
+        return Record({}, members={MEMBER: node._tensordict}, values=dict.fromkeys(self.find_absent(node)))
+
+    def unflatten_directory(self, record: Record) -> object:
+        """Build a node from the record of a directory."""
+        cls = self.cls
+        if kinds.find(self.tag) is self.before and cls._schema.names:
+            kinds.register(self.kind)
         inner = record.members[MEMBER]
         cls._schema.check_keys(inner._children())
         if cls._schema.defaulted and record.complete:
@@ -58,10 +89,10 @@ def register_class(cls: Any) -> None:
             node.lock_()
         return node
 
-    def flatten_state(node: Any) -> Record:
-        # The state_dict format stores bare values next to the tensors, without batch size or device.
+    def flatten_state(self, node: Any) -> Record:
+        """Return the record of a node for a state dict: bare values next to the tensors, without batch size or device."""
         children = dict(node._children())
-        values = {name: None for name in cls._schema.names if name not in children}
+        values = {name: None for name in self.cls._schema.names if name not in children}
         values.update(
             {
                 key: child._value
@@ -70,44 +101,31 @@ def register_class(cls: Any) -> None:
             }
         )
         entries = {key: child for key, child in children.items() if key not in values}
-        return Record({"_type": cls.__qualname__}, entries, values=values)
+        return Record({"_type": self.cls.__qualname__}, entries, values=values)
 
-    def flatten_buffer(node: Any) -> Record:
-        inner = node._tensordict
-        layout = (
-            kinds.of(inner).layouts.get("consolidated/1") or kinds.of(TensorDict).layouts["consolidated/1"]
-        )
-        record = layout.flatten(inner)
-        record.values = {**record.values, **dict.fromkeys(absent(node))}
+    def flatten_buffer(self, node: Any) -> Record:
+        """Return the record of a node for a consolidated file: that of its collection, with the fields that are None."""
+        layouts = kinds.of(node._tensordict).layouts
+        layout = layouts.get("consolidated/1") or kinds.of(TensorDict).layouts["consolidated/1"]
+        record = layout.flatten(node._tensordict)
+        record.values = {**record.values, **dict.fromkeys(self.find_absent(node))}
         return record
 
-    def unflatten_buffer(record: Record) -> object:
+    def unflatten_buffer(self, record: Record) -> object:
+        """Build a node from the record of a consolidated file."""
         kind = kinds.of(LazyStackedTensorDict if "stack_dim" in record.meta else TensorDict)
         inner = kind.layouts["consolidated/1"].unflatten(record)
-        cls._schema.check_keys(inner._children())
-        return unflatten_directory(Record({}, {}, {MEMBER: inner}, record.values))
+        self.cls._schema.check_keys(inner._children())
+        return self.unflatten_directory(Record({}, {}, {MEMBER: inner}, record.values))
 
-    tag = kinds.name_class(cls)
-    shown = f"<class '{tag.replace(':', '.')}'>"
-    layouts = {
-        "memmap/1": Layout(flatten_directory, unflatten_directory, (shown,)),
-        "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
-        "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
-    }
-    before: Any = kinds.find(tag)
-    kind = NodeKind(tag, cls, flatten, unflatten, layouts, with_class=True)
-    kinds.register(kind)
-    # cloudpickle first creates a class without fields. It replaces the registered class when its first instance is decoded.
-    if before is not None and before.type._schema.names and not cls._schema.names:
-        kinds.register(before)
-
-    def tree_flatten(node: Any) -> tuple[list[TensorCollection], tuple[object, ...]]:
+    def tree_flatten(self, node: Any) -> tuple[list[TensorCollection], tuple[object, ...]]:
+        """Return the collection of a node as the child of a pytree node."""
         return [node._tensordict], ()
 
-    def tree_unflatten(children: Iterable[Any], context: tuple[object, ...]) -> object:
+    def tree_unflatten(self, children: Iterable[Any], context: tuple[object, ...]) -> object:
+        """Build a node around a collection, or around an object in its place."""
         (inner,) = children
+        cls = self.cls
         if cls._schema.options.frozen and isinstance(inner, TensorCollection) and _has_only_tensors(inner):
             lock_nodes(inner)
         return cls._wrap_unchecked(inner)
-
-    register_pytree(cls, tree_flatten, tree_unflatten, lambda context: (MEMBER,))
