@@ -18,9 +18,17 @@ from .._formats.serializers import DEFAULT_FORMAT, SERIALIZERS
 from .._functions.joining import lazy_stack, maybe_dense_stack, stack
 from .._plans.plans import as_batch_size
 from .._torch.dtypes import as_dtype
-from .._tree.coerce import COERCERS, as_data, build_nested, coerce, get_struct_fields
+from .._tree.coerce import (
+    as_data,
+    build_nested,
+    coerce,
+    convert_source,
+    get_struct_fields,
+    is_foreign,
+)
 from .._tree.devices import as_device
 from .._tree.dim_names import check_names
+from .._tree.foreign import check_mask
 from .._tree.keys import NON_STRING_KEY
 from .._tree.node import Core, convert_level, get_all_entries, make_dense
 from .._tree.walks import has_entries, map_levels, visit
@@ -38,9 +46,6 @@ PYTREE_TYPE = "_pytree_type"
 #: Types of the leaves of a pytree that are kept as they are.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 
-#: Types that :func:`from_any` returns unchanged, although td-tensorclass has a coercer for them.
-_KEPT = frozenset({dict, tuple, str, bytes, bytearray, type(None)})
-
 
 def from_any(
     obj: object,
@@ -54,8 +59,8 @@ def from_any(
 
     Mappings, tuples, named tuples, structured arrays and dataclasses become collections. Lists become tensors, jagged tensors,
     stacks of collections, or non-tensor data if they hold no tensors. Objects of types with a
-    :class:`~td_core.Coercer` of a plugin become what it makes of them. Collections, tensors, plain arrays, numbers and strings
-    are returned unchanged.
+    :class:`~td_core.Coercer` of a plugin become what it makes of them, and arrays of other libraries become tensors. Collections,
+    tensors, plain arrays, numbers and strings are returned unchanged.
 
     Args:
         obj: the object.
@@ -73,19 +78,14 @@ def from_any(
     """
     if isinstance(obj, list):
         return coerce(obj, torch.Size(), None if device is None else as_device(device), ())
-    if _has_coercer(obj):
+    if is_foreign(obj):
         return _coerce_object(obj, batch_size, device, auto_batch_size, batch_dims)
     content = _get_content(obj)
     if content is None:
+        check_mask(obj, ())
         return obj
     own = obj.shape if isinstance(obj, np.ndarray) else None
     return _build(content, batch_size, device, None, auto_batch_size, batch_dims, own)
-
-
-def _has_coercer(value: object) -> bool:
-    """Return True if a plugin converts a value, and it is neither text nor None, which stay as they are."""
-    cls = type(value)
-    return cls not in _KEPT and not isinstance(value, (Tensor, Core)) and COERCERS.find(cls) is not None
 
 
 def _coerce_object(
@@ -95,10 +95,11 @@ def _coerce_object(
     auto_batch_size: bool,
     batch_dims: int | None,
 ) -> object:
-    """Convert an object of a type with a coercer; arguments as for :func:`from_any`."""
+    """Convert a foreign object; arguments as for :func:`from_any`."""
     _check_one_given(batch_size, batch_dims)
     size = as_batch_size(() if batch_size is None else batch_size)
-    result: Any = coerce(obj, size, None if device is None else as_device(device), ())
+    place = None if device is None else as_device(device)
+    result: Any = coerce(convert_source(obj, size, place), size, place, ())
     is_inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
     if is_inferred and not isinstance(result, Tensor):
         result.auto_batch_size_(batch_dims)
@@ -303,6 +304,7 @@ def from_list(
 
 def _make_item(item: object, position: int, device: DeviceType | None) -> Any:
     """Convert an item of a list to a collection on a device."""
+    item = convert_source(item)
     if not isinstance(item, (Mapping, Core)):
         raise TypeError(
             f"from_list takes mappings and collections; item {position} is a {type(item).__name__}"
@@ -402,6 +404,7 @@ def make_tensordict(
 
 
 def _entries(what: str, source: object) -> Mapping[Any, object]:
+    source = convert_source(source)
     if isinstance(source, Core) and has_entries(source):
         return get_all_entries(source)
     if not isinstance(source, Mapping):
@@ -434,6 +437,7 @@ def from_pytree(
     >>> from_pytree(torch.ones(2))
     tensor([1., 1.])
     """
+    pytree = convert_source(pytree)
     if isinstance(pytree, (Tensor, Core)):
         return pytree
     return _build(_tree_content(pytree), batch_size, None, None, auto_batch_size, batch_dims)
@@ -459,11 +463,11 @@ def _tree_content(pytree: object) -> dict[str, object]:
             if not isinstance(key, str):
                 out[f"{NON_STRING_KEY}{i}"] = target = {"key": as_data(key)}
                 key = "value"
-            if isinstance(value, (Mapping, list, tuple)) and not isinstance(value, Core):
+            if isinstance(value, (Tensor, Core, np.ndarray, np.generic)) or is_foreign(value):
+                target[key] = value
+            elif isinstance(value, (Mapping, list, tuple)):
                 target[key] = below = {}
                 yield value, below
-            elif isinstance(value, (Tensor, Core, np.ndarray, np.generic)):
-                target[key] = value
             elif isinstance(value, _VALUES):
                 target[key] = as_data(value)
             else:
@@ -504,7 +508,7 @@ def _check_one_given(batch_size: BatchSize | None, batch_dims: int | None) -> No
 
 def _get_content(value: object) -> Mapping[Any, object] | None:
     """Return the items of a container as a mapping, or None for a leaf or a collection."""
-    if isinstance(value, Core) or _has_coercer(value):
+    if isinstance(value, Core) or is_foreign(value):
         return None
     if isinstance(value, Mapping):
         return value
@@ -516,5 +520,8 @@ def _get_content(value: object) -> Mapping[Any, object] | None:
             else {str(i): item for i, item in enumerate(value)}
         )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value)]
+        # A class whose fields are all private, such as an array of a store, is not a record of them.
+        is_record = not names or any(name[0] != "_" for name in names)
+        return {name: getattr(value, name) for name in names} if is_record else None
     return get_struct_fields(value)

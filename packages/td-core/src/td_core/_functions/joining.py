@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._plans.plans import wrap_dim
 from .._plans.shapes import Join, cat_plan, stack_plan
+from .._tree.coerce import convert_source
 from .._tree.defaults import (
     add_key_note,
     check_same_form,
@@ -56,7 +57,7 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     >>> stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
     tensor([0, 1])
     """
-    items: list[object] = input if type(input) is list else list(input)
+    items = _list_items(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
         return torch.stack(_check_tensors(items, "stack", out), dim, out=out)  # type: ignore[return-value]
@@ -90,7 +91,7 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     >>> cat([TensorDict({"a": torch.zeros(1)}, [1]), TensorDict({"a": torch.ones(2)}, [2])])["a"]
     tensor([0., 1., 1.])
     """
-    items: list[Any] = input if type(input) is list else list(input)
+    items = _list_items(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
         return torch.cat(_check_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value]
@@ -133,7 +134,7 @@ def lazy_stack(input: Iterable[object], dim: int = 0, *, out: Any = None, **kwar
     >>> both["a"], list(both.keys())
     (tensor([0, 1]), ['a'])
     """
-    items: list[Any] = list(input)
+    items = _list_items(input)
     if items and isinstance(items[0], Tensor) and any(option.startswith("as_") for option in kwargs):
         return convert_form("of the list", _check_tensors(items, "stack"), dim, None, **kwargs)
     strict, name = _parse_options("lazy_stack", **kwargs)
@@ -190,12 +191,12 @@ def maybe_dense_stack(
     >>> type(maybe_dense_stack([zero, one])).__name__, type(maybe_dense_stack([zero, other])).__name__
     ('TensorDict', 'LazyStackedTensorDict')
     """
-    items = list(input)
+    items = _list_items(input)
     _, name = _parse_options("maybe_dense_stack", **kwargs)
     if items and isinstance(items[0], Core):
         dim = wrap_dim(dim, len(items[0].batch_size) + 1)  # nested nodes may have more dims
     if strict and isinstance(out, Core):
-        wanted, actual = {*items[0].keys(True)}, {*out.keys(True)}  # type: ignore[attr-defined]
+        wanted, actual = {*items[0].keys(True)}, {*out.keys(True)}
         if wanted != actual:
             raise KeyMismatchError(
                 f"out= has not the keys of the collections: missing {sorted(map(str, wanted - actual))}, "
@@ -329,6 +330,14 @@ def _collect_entries(
                 else:
                     levels.setdefault(path, child)
     return match, levels
+
+
+def _list_items(input: Iterable[object]) -> list[Any]:
+    """Return the items as a list; foreign ones become tensors or collections."""
+    items: list[Any] = input if type(input) is list else list(input)
+    if len({*map(type, items)}) > 1 or (items and not isinstance(items[0], Core)):
+        return [*map(convert_source, items)]
+    return items
 
 
 def _check_tensors(items: list[Any], what: str, out: object = None) -> list[Tensor]:

@@ -17,7 +17,7 @@ from .._plans.index import plan_index
 from .._torch.arrays import tensors_in
 from .._torch.kernels import PLAIN, Op, make_op
 from .._torch.private import functorch_level
-from .._tree.coerce import NUMBERS, coerce
+from .._tree.coerce import NUMBERS, coerce, convert_source
 from .._tree.defaults import add_key_note, get_entry, get_parent, missing_key_error
 from .._tree.key_trees import filter_entries, parse_requested_keys
 from .._tree.keys import unravel_key_to_tuple
@@ -77,7 +77,8 @@ def update_at_index(
 ) -> None:
     """Write the entries of a source into the existing ones at an index, see ``update_at_``."""
     wanted = parse_requested_keys(keys)
-    chosen = source if wanted is None else filter_entries(source, wanted)
+    found: Any = source if isinstance(source, (Core, dict)) else convert_source(source)
+    chosen = found if wanted is None else filter_entries(found, wanted)
     _check_no_new_keys(root, index, chosen)
     write_unrecorded(root, lambda target: target._assign(index, chosen, non_blocking=non_blocking))
 

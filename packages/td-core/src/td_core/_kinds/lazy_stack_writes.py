@@ -11,7 +11,7 @@ from torch import Tensor
 from .._plans.index import plan_index
 from .._plans.plans import compute_coordinates
 from .._plans.shapes import unbind_plan
-from .._tree.coerce import build_nested, coerce
+from .._tree.coerce import build_nested, coerce, convert_source
 from .._tree.dim_names import refuse_repeated
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core
@@ -54,6 +54,8 @@ def split_for_members(
     if not members:
         plan_index(index, size)
         return
+    if not isinstance(value, (Core, dict)):
+        value = convert_source(value, device=stack.device, path=path)
     if -1 in size:
         yield from _split_uneven(stack, index, value)
         return

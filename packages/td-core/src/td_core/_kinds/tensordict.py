@@ -23,7 +23,7 @@ from .._torch.dtypes import ScalarBeside
 from .._torch.kernels import PLAIN, foreach, make_op
 from .._torch.private import new_object
 from .._transforms.pytree import register_mapping, register_with_subclasses
-from .._tree.coerce import WRAPPED, build_nested
+from .._tree.coerce import WRAPPED, build_nested, convert_source
 from .._tree.components import apply_to_components
 from .._tree.defaults import check_same_leaves, get_entry, leaf_node_mismatch_error, unwrap_entry
 from .._tree.devices import as_device
@@ -69,6 +69,23 @@ def _make_node(
     node._locked = False
     node._lock_parents = node._backends = node._undo = None
     return node
+
+
+def _read_source(
+    source: object, batch_size: BatchSize | None, names: Sequence[str | None] | None
+) -> tuple[Mapping[Any, object], Sequence[str | None] | None]:
+    """Return the entries of the source of a TensorDict, and the dim names; raise ValueError if it has no entries."""
+    if not isinstance(source, Core):
+        source = convert_source(source, as_batch_size(batch_size))
+    if isinstance(source, Core) and has_entries(source):
+        if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
+            names = source._names
+        return dict(get_all_entries(source)), names
+    if not isinstance(source, Mapping):
+        raise ValueError(
+            f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"
+        )
+    return source, names
 
 
 class TensorDict(TensorDictBase):
@@ -127,16 +144,8 @@ class TensorDict(TensorDictBase):
                 f"give the entries as a mapping or as keywords, not both; got keywords {list(kwargs)}"
             )
         # Hot path: most sources are dicts.
-        if type(source) is dict:
-            pass
-        elif isinstance(source, Core) and has_entries(source):
-            if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
-                names = source._names
-            source = dict(get_all_entries(source))
-        elif not isinstance(source, Mapping):
-            raise ValueError(
-                f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"
-            )
+        if type(source) is not dict:
+            source, names = _read_source(source, batch_size, names)
         self._dict = {}
         self._batch_size = size = as_batch_size(batch_size)
         self._device = None if device is None else as_device(device)

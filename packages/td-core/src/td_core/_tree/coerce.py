@@ -1,7 +1,7 @@
 """Coercion: how a value that is set becomes a leaf or a node.
 
 Core converts numbers, arrays and sequences of numbers to tensors, and mappings to collections. For all other types,
-plugins register coercers by type; a coercer for ``object`` is tried last.
+plugins register coercers by type. Then core reads arrays of other libraries; a coercer for ``object`` is tried last.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from .._python.type_names import NamedTypes, find_imported, is_type_name
 from .._torch.arrays import as_tensor
 from .._torch.kernels import PLAIN
 from ..errors import BatchSizeError, MissingPluginError, PluginError, StructureError
-from .defaults import get_lead, show_path
+from .defaults import add_key_note, get_lead, show_path
 from .dim_names import lift_names
+from .foreign import check_mask, find_package, has_array, missing_coercer_error, read_array
 from .keys import NON_STRING_KEY, unravel_key_below
 from .lists import check_devices, get_fields, has_tensors, join_uneven, list_error
 from .node import Child, Core, make_dense
@@ -125,12 +126,6 @@ class Coercers:
                 return coercer
         return None
 
-    def find_named(self, cls: type) -> Coercer | None:
-        """Return the coercer of a class of a library that its plugin need not import, or None."""
-        if cls in _WITHOUT_BASES:
-            return None
-        return next(filter(None, map(self._by_name.find, cls.__mro__[:-1])), None)
-
     def get_fallback(self) -> Coercer | None:
         """Return the coercer for ``object``, or None. It accepts every value and is tried last."""
         return self._by_type.get(object)
@@ -145,10 +140,17 @@ _WITHOUT_BASES = frozenset(
 _PLAIN_NUMBERS = (bool, int, float, complex)
 NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
+_CONVERTED = (Tensor, Core, np.ndarray, *NUMBERS)
+
+#: Types of values, mappings and sequences, which td-core or td-tensorclass converts.
+_OWN_VALUES = frozenset({dict, list, tuple, str, bytes, bytearray, type(None)})
+
 #: Types that core converts without a coercer.
 _OWN = (Tensor, dict, np.ndarray, list, tuple, *NUMBERS)
 
 COERCERS = Coercers()
+
+_NO_BATCH_DIMS = torch.Size()
 
 
 def coerce(
@@ -166,7 +168,10 @@ def coerce(
     else:
         entry = value if isinstance(value, Core) else _convert(value, batch_size, device, path)
         if isinstance(entry, Core):
-            return _coerce_collection(entry, batch_size, device, path, non_blocking)
+            try:
+                return _coerce_collection(entry, batch_size, device, path, non_blocking)
+            except BatchSizeError as error:
+                raise BatchSizeError(f"{error}{_hint_at_value(value)}") from None
         if not isinstance(entry, Tensor):
             raise PluginError(
                 f"{show_path(path)}: the coercer of {type(value).__name__} gave no tensor or collection, but a "
@@ -177,7 +182,7 @@ def coerce(
         hint = "" if isinstance(value, Tensor) else "; a number has no dims, so expand it first"
         raise BatchSizeError(
             f"{show_path(path)} has shape {list(leaf.shape)}, which does not start with the batch size "
-            f"{list(batch_size)}{hint if leaf.ndim == 0 else ''}"
+            f"{list(batch_size)}{hint if leaf.ndim == 0 else _hint_at_value(value)}"
         )
     if device is not None and leaf.device != device:
         if leaf.is_meta:
@@ -186,6 +191,15 @@ def coerce(
             )
         return leaf.to(device, non_blocking=non_blocking)
     return leaf
+
+
+def _hint_at_value(value: object) -> str:
+    """Return the part of a message that says how to store an array of another library as one value."""
+    if not is_foreign(value):
+        return ""
+    return (
+        f"; a {type(value).__name__} is stored as its elements: wrap it in NonTensorData to store the object"
+    )
 
 
 def _coerce_collection(
@@ -204,13 +218,89 @@ def _coerce_collection(
     return fitted
 
 
-def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]) -> Child:
+def is_foreign(value: object) -> bool:
+    """Return True for an array or table of another library, and for an object that a plugin converts, except text and None.
+
+    >>> import array
+    >>> is_foreign(array.array("d", [1, 2])), is_foreign([1, 2])
+    (True, False)
+    """
+    cls = type(value)
+    if cls in _OWN_VALUES or isinstance(value, _CONVERTED):
+        return False
+    if COERCERS.find(cls) is not None:
+        return True
+    if (
+        RULES.follows_tensordict or torch.compiler.is_compiling()
+    ):  # a graph cannot read the buffers of objects
+        return False
+    return find_package(cls) is not None or has_array(value)
+
+
+def convert_source(
+    value: object,
+    batch_size: torch.Size = _NO_BATCH_DIMS,
+    device: torch.device | None = None,
+    path: tuple[str, ...] = (),
+) -> object:
+    """Return the tensor or collection that a foreign object becomes, and any other object unchanged.
+
+    >>> import array
+    >>> convert_source(array.array("d", [1, 2])), convert_source("text")
+    (tensor([1., 2.], dtype=torch.float64), 'text')
+    """
+    if not is_foreign(value):
+        return value
     coercer = COERCERS.find(type(value))
     if coercer is not None:
+        return _call(coercer, value, batch_size, device, path)
+    return _read_foreign(value, path)
+
+
+def _call(
+    coercer: Coercer,
+    value: object,
+    batch_size: torch.Size,
+    device: torch.device | None,
+    path: tuple[str, ...],
+) -> Child:
+    """Convert a value with a coercer; its error gets the key path."""
+    try:
         return coercer.convert(value, batch_size, device)
+    except Exception as error:
+        shown = show_path(path)
+        if not path or shown in str(error):
+            raise
+        try:
+            located = type(error)(f"{shown}: {error}")
+        except TypeError:  # its class needs other arguments
+            add_key_note(error, path)
+            raise error from None
+        raise located from error
+
+
+def _read_foreign(value: object, path: tuple[str, ...]) -> Tensor | None:
+    """Convert an array of another library by a protocol; raise MissingPluginError if a package converts its class."""
+    package = find_package(type(value))
+    if package is not None:
+        raise missing_coercer_error(package, value, path)
+    return read_array(value, path)
+
+
+def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]) -> Child:
+    cls, follows = type(value), RULES.follows_tensordict
+    coercer = COERCERS.find(cls)
+    if coercer is not None and not (follows and find_package(cls)):
+        return _call(coercer, value, batch_size, device, path)
+    # Not asked in a graph, which cannot read the buffers of objects.
+    may_be_foreign = not follows and cls not in _WITHOUT_BASES and not torch.compiler.is_compiling()
     if isinstance(value, Mapping):
+        if may_be_foreign and (package := find_package(cls)):
+            raise missing_coercer_error(package, value, path)
         return build_nested(value, batch_size, device, path)
     if isinstance(value, NUMBERS) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
+        if may_be_foreign:
+            check_mask(value, path)
         try:
             return as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -219,24 +309,31 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
     if fields is not None:
         return build_nested(fields, torch.Size(value.shape), device, path)
     if isinstance(value, (list, tuple)):
-        value = _convert_items(value)
-        try:
-            tensor = _convert_sequence(value)
-        except RuntimeError as error:
-            check_devices(value, path, error)
-            raise
-        if tensor is not None:
-            return tensor
-        entry = _read_items(value, batch_size, device, path)
-        if entry is not None:
-            return entry
+        value = _convert_items(value, path)
+        entry = _convert_list(value, batch_size, device, path)
+    else:
+        entry = _read_foreign(value, path) if may_be_foreign else None
+    if entry is not None:
+        return entry
     coercer = COERCERS.get_fallback()
     if coercer is not None:
-        return coercer.convert(value, batch_size, device)
+        return _call(coercer, value, batch_size, device, path)
     raise MissingPluginError(
         f"{show_path(path)}: a value of type {type(value).__name__} is non-tensor data, provided by "
         + MissingPluginError.describe("td-tensorclass")
     )
+
+
+def _convert_list(
+    value: Any, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]
+) -> Child | None:
+    """Convert a sequence of numbers, arrays or collections; return None for a sequence of values."""
+    try:
+        tensor = _convert_sequence(value, path)
+    except RuntimeError as error:
+        check_devices(value, path, error)
+        raise
+    return tensor if tensor is not None else _read_items(value, batch_size, device, path)
 
 
 def _read_items(
@@ -253,7 +350,7 @@ def _read_items(
         return None
     fields = [_get_node_content(item) for item in value]
     if any(item is None for item in fields):
-        rows = [row for row in map(_convert_row, value) if row is not None]
+        rows = [row for item in value if (row := _convert_row(item, path)) is not None]
         if len(rows) < len(value):
             raise list_error(path, "are beside other objects, or in lists of several lengths")
         return join_uneven(rows, path)
@@ -297,11 +394,11 @@ def _stack_nodes(nodes: list[Any]) -> Core:
     return result
 
 
-def _convert_items(values: Any) -> Any:
-    """Convert the items of a list whose types have coercers with names, such as open groups of a file."""
-    if not values or isinstance(values[0], Tensor) or COERCERS.find_named(type(values[0])) is None:
+def _convert_items(values: Any, path: tuple[str, ...]) -> Any:
+    """Convert the items of a list of foreign objects, such as open groups of a file."""
+    if not values or type(values[0]) in _WITHOUT_BASES or not is_foreign(values[0]):
         return values
-    return [coerce(value, torch.Size(), None, ()) for value in values]
+    return [coerce(value, torch.Size(), None, path) for value in values]
 
 
 def as_data(value: object) -> object:
@@ -326,20 +423,20 @@ def _read_field(value: Any) -> object:
     return value
 
 
-def _convert_sequence(value: list[object] | tuple[object, ...]) -> Tensor | None:
+def _convert_sequence(value: list[object] | tuple[object, ...], path: tuple[str, ...]) -> Tensor | None:
     """Convert a sequence of numbers, arrays or tensors to a tensor. Return None for a sequence of other values."""
     if any(isinstance(item, Tensor) for item in value):
         # torch, not numpy, has to choose the dtype of numbers in a list that also has tensors.
-        return _stack_collections(value)
+        return _stack_collections(value, path)
     if value and isinstance(value[0], (str, bytes, dict, type(None), Core)):
         # These are not numbers. numpy would iterate over a collection, and torch.compile cannot trace np.asarray().
         return None
     if torch.compiler.is_compiling() and value and all(type(item) in _PLAIN_NUMBERS for item in value):
         return torch.tensor(value)  # torch.compile can trace it, unlike np.asarray()
-    return _convert_with_numpy(value)
+    return _convert_with_numpy(value, path)
 
 
-def _convert_with_numpy(value: list[object] | tuple[object, ...]) -> Tensor | None:
+def _convert_with_numpy(value: list[object] | tuple[object, ...], path: tuple[str, ...]) -> Tensor | None:
     """Convert a sequence without tensors and collections at its first level."""
     first: object = value if isinstance(value, list) else None
     for _ in range(_MAX_DIMS):  # bounded, since a list may contain itself
@@ -353,29 +450,39 @@ def _convert_with_numpy(value: list[object] | tuple[object, ...]) -> Tensor | No
         array = np.asarray(value)
     except RuntimeError:  # before ValueError: errors of collections are both
         # Nested lists hold tensors of autograd or a transform, which numpy cannot convert.
-        return _stack_collections(value)
+        return _stack_collections(value, path)
     except ValueError:
         return None
     if array.dtype.kind not in "biufc":
         return None
     # torch, not numpy, has to choose the dtype of Python floats.
     arrays = isinstance(first, np.ndarray) or any(isinstance(item, np.ndarray) for item in value)
+    if arrays:
+        _check_masks(value, path)
     return as_tensor(array) if arrays else torch.tensor(value)
 
 
-def _stack_collections(value: list[object] | tuple[object, ...]) -> Tensor | None:
+def _stack_collections(value: list[object] | tuple[object, ...], path: tuple[str, ...]) -> Tensor | None:
     is_plain = PLAIN.issuperset(map(type, value))
-    rows: Any = value if is_plain else [_convert_row(item) for item in value]
+    rows: Any = value if is_plain else [_convert_row(item, path) for item in value]
     same = all(row is not None and row.shape == rows[0].shape for row in rows)
     return torch.stack(rows) if same else None
 
 
-def _convert_row(item: object) -> Tensor | None:
+def _convert_row(item: object, path: tuple[str, ...]) -> Tensor | None:
     if isinstance(item, Tensor):
         return item
     if isinstance(item, (*NUMBERS, np.ndarray)):
+        _check_masks([item], path)
         return as_tensor(item)
-    return _convert_sequence(item) if isinstance(item, (list, tuple)) else None
+    return _convert_sequence(item, path) if isinstance(item, (list, tuple)) else None
+
+
+def _check_masks(items: Iterable[object], path: tuple[str, ...]) -> None:
+    """Raise ValueError for an array with masked elements among nested items."""
+    if not RULES.follows_tensordict:
+        for item in expand(items, lambda item: item if isinstance(item, (list, tuple)) else ()):
+            check_mask(item, path)
 
 
 def _is_uniform(items: list[Any]) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._plans.elements import align_dims
 from .._plans.index import BoundIndex, IndexPlan
 from .._torch.private import assert_in_graph
-from .._tree.coerce import NUMBERS, WRAPPED, coerce
+from .._tree.coerce import NUMBERS, WRAPPED, coerce, convert_source
 from .._tree.defaults import check_keys, show_path, unwrap_entry
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, make_dense
@@ -74,6 +74,8 @@ class IndexedWrite:
         """Check a value for ``root``, the node at ``path``; ``dims``: number of batch dims of new values, if known."""
         if isinstance(value, np.ndarray) and not value.ndim:
             value = value[()]
+        if type(value) is not dict and not isinstance(value, Core):
+            value = convert_source(value, torch.Size(self.lead), root.device, path)
         if isinstance(value, Core) and has_entries(value):
             value = as_rows(value, torch.Size(self.lead))
         elif not (isinstance(value, Mapping) or is_scalar(value)):

@@ -13,7 +13,7 @@ from torch import Tensor
 from .._plans.elements import align_dims
 from .._torch.kernels import PLAIN
 from .._torch.private import functorch_level
-from .._tree.coerce import NUMBERS, WRAPPED, coerce
+from .._tree.coerce import NUMBERS, WRAPPED, coerce, convert_source
 from .._tree.defaults import add_nested, check_cycle, check_keys, missing_key_error, show_path
 from .._tree.dim_names import check_tails, inherit_names, join_names, lift_names, set_batch_size
 from .._tree.key_trees import KeyTree, filter_entries, parse_requested_keys
@@ -60,11 +60,13 @@ class Update:
     def read(
         self,
         root: Core,
-        source: Mapping[Any, Any] | Core,
+        source: object,
         keys: Sequence[NestedKey] | None = None,
         path: Path = (),
     ) -> None:
         """Check the entries of a source under ``keys`` (None for all), and add their writes. ``path`` is that of the root."""
+        if type(source) is not dict and not isinstance(source, Core):
+            source = convert_source(source, root.batch_size, root.device, path)
         if not is_node(source):
             raise TypeError(
                 f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
@@ -102,12 +104,12 @@ class Update:
                     value = coerce(value, size, device, (*path, key), non_blocking=self.writes.non_blocking)
                 self._store(node, key, value)
             elif (level := self._read_entry(node, key, value, below, path, size)) is not None:
-                yield level, value, below, (*path, key)
+                yield *level, below, (*path, key)
 
     def _read_entry(
         self, node: Any, key: str, value: Any, below: KeyTree | None, prefix: Path, size: torch.Size
-    ) -> object:
-        """Add the write of one entry, or return the node that it is merged into."""
+    ) -> tuple[object, object] | None:
+        """Add the write of one entry, or return the node that it is merged into, and its value."""
         path = (*prefix, key)
         if value is None and node._schema.clears_none and not self.inplace:
             self.writes.change(node._clear_field, key)
@@ -121,9 +123,11 @@ class Update:
         current = self._find(node, key, value, prefix)
         if current is None and self.strict:
             return None  # a field without a value stays None
+        if is_node(current) and not isinstance(value, (Core, dict)):
+            value = convert_source(value, size, node.device, path)
         held = self._find_merged(node, key, current, value, below)
         if held is not None and (self.inplace or not _is_stack_needed(held, value)):
-            return held
+            return held, value
         if below is not None:
             value = filter_entries(value, below)
             if not list(value.keys()):
