@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList, TensorCollection, TensorDict
-from td_core.spi import as_dtype, as_tensor
+from td_core.spi import as_dtype, as_tensor, is_foreign
 
 from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._schema import Schema, collection_class, get_choices, is_tensorclass
@@ -92,6 +92,8 @@ def _is_value_hint(hint: object) -> bool:
 
 def _from_mapping(hint: object, value: Mapping[object, object]) -> object:
     """Convert a mapping to the annotated collection class, or else wrap it as one non-tensor value."""
+    if type(value) is not dict and is_foreign(value):
+        return value
     cls = collection_class(hint)
     if cls is None:
         return NonTensorData(value)
@@ -127,7 +129,11 @@ def _as_type(hint: object, name: str, value: object) -> object:
         return value if isinstance(value, (Tensor, TensorCollection)) else NonTensorData(value)
     if _is_tensor_hint(cls):
         tensor = _as_tensor(name, value, "is declared as a tensor")
-        return cls(tensor) if issubclass(cls, Tensor) and not isinstance(tensor, cls) else tensor
+        return (
+            cls(tensor)
+            if isinstance(tensor, Tensor) and issubclass(cls, Tensor) and not isinstance(tensor, cls)
+            else tensor
+        )
     if issubclass(cls, NonTensorDataBase):
         return cls(value)
     if issubclass(cls, TensorCollection):
@@ -143,7 +149,9 @@ def _as_type(hint: object, name: str, value: object) -> object:
         ) from error
 
 
-def _as_tensor(name: str, value: object, rule: str) -> Tensor:
+def _as_tensor(name: str, value: object, rule: str) -> Any:
+    if is_foreign(value):
+        return value
     try:
         return as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from td_core import Coercer, LinkedList, TensorCollection, unravel_key_to_tuple
 from td_core.errors import BatchSizeError
+from td_core.spi import RULES
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._attrs import make_attrs
@@ -161,10 +163,15 @@ def to_data(value: object, batch_size: torch.Size, device: torch.device | None) 
 def to_node(
     value: object, batch_size: torch.Size, device: torch.device | None
 ) -> NonTensorData | NonTensorStack:
-    """Convert a list to a NonTensorStack with one value per batch element, and any other value to one NonTensorData."""
+    """Convert a list, or an array of text or dates, to a NonTensorStack with one value per batch element.
+
+    Any other value becomes one NonTensorData.
+    """
     if isinstance(value, LinkedList):
         # Convert to plain lists: nested LinkedLists would write back to the collection that they were read from.
         value = value.tolist()
+    elif isinstance(value, np.ndarray) and not RULES.follows_tensordict and list_to_stack():
+        value = _list_rows(value, batch_size)
     if not isinstance(value, list) or not list_to_stack():
         return to_data(value, batch_size, device)
     uneven = None
@@ -179,6 +186,26 @@ def to_node(
         ) from uneven
     stack._device = device
     return stack
+
+
+def _list_rows(array: np.ndarray[Any, Any], batch_size: torch.Size) -> object:
+    """Return the values of an array of text or dates that has one for each batch element; another array unchanged."""
+    if not batch_size or array.dtype.kind not in "USTMm" or array.shape[: len(batch_size)] != batch_size:
+        return array
+    return array.tolist() if array.dtype.kind in "UST" else _list_dates(array)
+
+
+def _list_dates(array: np.ndarray[Any, Any]) -> object:
+    """Return the dates of an array as dates of Python; as those of numpy if Python lacks one, such as a nanosecond."""
+    values = array
+    if np.datetime_data(array.dtype)[0] in ("ns", "ps", "fs", "as"):
+        values = array.astype(f"{array.dtype.kind}8[us]")
+    is_same = np.array_equal(values.astype(array.dtype), array, equal_nan=True)
+    if is_same and not any(isinstance(item, int) for item in values.ravel().tolist()):
+        return values.tolist()
+    dates = np.empty(array.size, dtype=object)
+    dates[:] = [*array.ravel()]
+    return dates.reshape(array.shape).tolist()
 
 
 #: Coercers for text, bytes and None; for UnbatchedTensor; and for all objects that no other coercer accepts.

@@ -23,6 +23,7 @@ from td_core.spi import (
     as_batch_size,
     as_device,
     check_unlocked,
+    convert_source,
     expand,
     make_dense,
     new_object,
@@ -343,17 +344,17 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._tensordict._set_child(key, value)
 
     def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None:
-        self._check_source(value)
-        super()._assign(index, value, non_blocking=non_blocking)
+        super()._assign(index, self._read_source(value), non_blocking=non_blocking)
 
     def _plan_writes(self, writes: Any, index: object, value: object, *place: Any) -> None:
-        self._check_source(value)
-        super()._plan_writes(writes, index, value, *place)
+        super()._plan_writes(writes, index, self._read_source(value), *place)
 
-    def _check_source(self, value: object) -> None:
-        """Raise UnknownFieldError if a value that is written at an index has a key that is not a field."""
+    def _read_source(self, value: object) -> object:
+        """Return a value that is written at an index; raise UnknownFieldError if it has a key that is not a field."""
+        value = convert_source(value)
         if isinstance(value, (TensorCollection, Mapping)):
             self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
+        return value
 
     def _set_children(self, values: Mapping[str, Tensor | Node]) -> None:
         self._schema.check_keys(values)
