@@ -46,7 +46,7 @@ from ._torch.private import (
 from ._transforms.pytree import register as register_pytree
 from ._tree.backends import Keeper, StorageBackend
 from ._tree.buffers import as_bytes
-from ._tree.coerce import convert_source, is_foreign
+from ._tree.coerce import is_foreign
 from ._tree.components import JaggedParts, get_parts
 from ._tree.defaults import is_aliasing, show_path
 from ._tree.devices import as_device, wait_for
@@ -66,10 +66,10 @@ __all__ = [
     "WRAPPING", "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "Node", "ShapePlan",
     "StorageBackend", "StoredLeaf", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device",
     "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_names", "check_regular",
-    "check_same_format", "check_table", "check_unlocked", "check_whole", "compare_check_line", "convert_source",
-    "copy_all", "count_users", "decode_table", "describe_table", "dump_table", "expand", "foreach_kernel",
-    "get_most_nodes", "get_parts", "guard_forms", "identify_view", "is_aliasing", "is_foreign", "is_readable",
-    "is_same_value", "is_stored", "is_traced", "lazy_names", "list_unusual_roles", "load_table", "lock", "make_dense",
+    "check_same_format", "check_table", "check_unlocked", "check_whole", "compare_check_line", "copy_all",
+    "count_users", "decode_table", "describe_table", "dump_table", "expand", "foreach_kernel", "get_most_nodes",
+    "get_parts", "guard_forms", "identify_view", "is_aliasing", "is_foreign", "is_readable", "is_same_value",
+    "is_stored", "is_traced", "lazy_names", "list_unusual_roles", "load_table", "lock", "make_dense",
     "make_nested_view", "make_reporter", "make_table_header", "map_in_roles", "name_nodes_below", "new_object",
     "open_regular", "parse_json", "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree",
     "row_buffers", "run_command", "run_in_background", "run_parallel", "save_together", "select_keys", "set_module",

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorDictBase, unravel_key_to_tuple
+from td_core import (
+    LazyStackedTensorDict,
+    TensorCollection,
+    TensorDict,
+    TensorDictBase,
+    from_any,
+    unravel_key_to_tuple,
+)
 from td_core.errors import BatchSizeError, StructureError
 from td_core.spi import (
     PLAIN,
@@ -23,8 +30,8 @@ from td_core.spi import (
     as_batch_size,
     as_device,
     check_unlocked,
-    convert_source,
     expand,
+    is_foreign,
     make_dense,
     new_object,
     show_path,
@@ -351,7 +358,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _read_source(self, value: object) -> object:
         """Return a value that is written at an index; raise UnknownFieldError if it has a key that is not a field."""
-        value = convert_source(value)
+        value = from_any(value) if is_foreign(value) else value
         if isinstance(value, (TensorCollection, Mapping)):
             self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
         return value
