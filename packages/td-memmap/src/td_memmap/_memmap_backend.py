@@ -132,13 +132,10 @@ def attach_backend(result: CollectionT, saved: MemmapBackend, *, as_saved: bool 
                 path, robust_key, allow_pickle, shared, above, _get_form(node) if as_saved else None
             ),
         }
-        if node._is_value and path is not None:
-            node._keeper = ValueFile(path, above, allow_pickle, shared, _fs.identify_path(path))
-        if (
-            inner is node
-            and not node._is_value
-            and all(isinstance(child, Tensor) for child in node._tree_children())
-        ):
+        if node._is_value:
+            if path is not None:
+                node._keeper = ValueFile(path, above, allow_pickle, shared, _fs.identify_path(path))
+        elif inner is node and all(isinstance(child, Tensor) for child in node._tree_children()):
             return  # Skip encoding: most nodes have no child nodes.
         record = encode_node(node)
         size = node.batch_size
