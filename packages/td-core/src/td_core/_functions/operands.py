@@ -432,7 +432,7 @@ def pair_unset(left: Core, right: Core, path: tuple[str, ...]) -> list[tuple[str
     for key in () if wanted.keys() == actual.keys() else sorted(wanted.keys() ^ actual.keys()):
         held, lacking = (wanted[key], right) if key in wanted else (actual[key], left)
         declared = {**lacking._schema.list_entries(lacking)}
-        if isinstance(held, Tensor) or not held._is_value or key not in declared or coercer is None:
+        if isinstance(held, Tensor) or has_entries(held) or key not in declared or coercer is None:
             check_same_keys(wanted, actual, path)
         else:  # a value that only some members of a lazy stack have is None in the others
             filled = declared[key]
@@ -454,7 +454,7 @@ def compare_values(
     """
     size = result.batch_size
     first, second = expand_to_match(first, second, size), expand_to_match(second, first, size)
-    if first._is_value and (compared := compare(first, second, "")) is not None:
+    if not has_entries(first) and (compared := compare(first, second, "")) is not None:
         return compared
     for left, right, target in zip_walk(first, second, result):
         for key, held, unset in pair_unset(left, right, ()) if same_keys else ():

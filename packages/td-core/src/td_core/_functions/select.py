@@ -17,7 +17,7 @@ from .._torch.kernels import Op, foreach, make_op
 from .._tree.components import join_components
 from .._tree.dim_names import set_batch_size
 from .._tree.node import Core, CoreT
-from .._tree.walks import visit
+from .._tree.walks import has_entries, visit
 from .._writes.check import LEAF_ERRORS
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_collections, expand_to_match, find_longer_size, stack_like
@@ -45,7 +45,7 @@ def pad_batch(node: CoreT, pad_size: Sequence[int], value: float, inplace: bool,
     plan = elements.pad_plan(node.batch_size, pad_size, value)
     if inplace:
         check_adoptable(node, "pad")
-    if inplace and not safe and not node._is_value:
+    if inplace and not safe and has_entries(node):
         with node._edit_together():
             for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):

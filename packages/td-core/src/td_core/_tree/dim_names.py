@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DimNamesError, StructureError
 from ..typing import Names
 from .node import Child, Core
-from .walks import expand, list_nested, visit, walk
+from .walks import expand, has_entries, list_nested, visit, walk
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:
@@ -74,7 +74,7 @@ def check_tails(root: Core, names: Names, path: tuple[str, ...] = ()) -> None:
         stacked = node._members_and_dim()
         if stacked is not None:
             yield from ((member, ndim - (stacked[1] < ndim), path) for member in stacked[0])
-        elif not node._is_value:
+        elif has_entries(node):
             for key, child in dict(node._children()).items():
                 if not isinstance(child, Tensor):
                     yield child, ndim, (*path, key)
@@ -122,8 +122,7 @@ def store_names(root: Any, ndim: int, names: Names | None) -> None:
 
     def below(node: Core) -> list[Any]:
         # The setter of a lazy stack already passed the names to its members, without the stack dim.
-        stacked = node._members_and_dim() is not None
-        return [] if stacked else [child._inner() for child in list_nested(node)]
+        return [child._inner() for child in _list_aligned(node)]
 
     for node in expand([root], below):
         tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
@@ -134,8 +133,13 @@ def store_names(root: Any, ndim: int, names: Names | None) -> None:
 def lift_names(root: Core) -> None:
     """Give each node the dim names of the nodes below it, for its dims without a name."""
     for node in reversed([*walk(root)]):
-        for child in () if node._members_and_dim() is not None else list_nested(node):
+        for child in _list_aligned(node):
             take_names(node, child)
+
+
+def _list_aligned(node: Core) -> list[Core]:
+    """Return the nodes directly below that have the dims of the node; the members of a lazy stack lack one."""
+    return [] if node._members_and_dim() is not None else list_nested(node)
 
 
 def resize_names(names: Names | None, ndim: int) -> Names | None:

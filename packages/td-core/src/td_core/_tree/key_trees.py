@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
 from .defaults import missing_key_error, show_path
 from .keys import unravel_key_to_tuple
 from .node import Child, Core, make_dense
 from .ragged import find_holders
-from .walks import Position, get_path, map_levels, visit
+from .walks import Position, get_path, has_entries, map_levels, visit
 
 KeyTree = dict[str, Any]
 
@@ -103,7 +101,7 @@ def _fill_requested(
                 raise missing_key_error(node, key, get_path(position))
         elif below is None:
             target[key] = child
-        elif isinstance(child, Tensor) or child._is_value:
+        elif not has_entries(child):
             if strict:
                 raise KeyThroughLeafError(
                     f"{show_path(get_path(position, key))} has no entries; looked up {list(below)} in it"

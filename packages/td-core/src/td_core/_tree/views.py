@@ -18,7 +18,7 @@ from ..errors import StructureError
 from .defaults import unwrap_entry
 from .keys import unravel_key, unravel_key_to_tuple
 from .node import LEAF_KINDS, Child, Core
-from .walks import expand
+from .walks import expand, has_entries
 
 IsLeaf = Callable[[type], bool]
 
@@ -338,7 +338,7 @@ def list_foreign(root: Core) -> Iterator[tuple[tuple[str, ...], object]]:
         path, node = place
         if isinstance(node, Core) and (stacked := node._members_and_dim()) is not None:
             return [(path, member) for member in stacked[0]]
-        if not isinstance(node, Core) or node._is_value:
+        if not has_entries(node):
             return []
         entries = dict(node._children()).items()
         return [((*path, key), child) for key, child in entries if not isinstance(child, Tensor)]

@@ -290,7 +290,7 @@ def _list_requested(
 
 def _is_none(value: object) -> bool:
     """Return True for None, and for a value node that holds only None."""
-    if not isinstance(value, Core) or not value._is_value:
+    if not isinstance(value, Core) or has_entries(value):
         return value is None
     same: Any = value._compare(coerce(None, value.batch_size, value.device, ()), torch.eq)
     return same is not None and bool(same.all())
