@@ -9,33 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from .._plans.index import plan_index
 from .._torch.arrays import tensors_in
-from .._torch.kernels import PLAIN, Op, make_op
-from .._torch.private import functorch_level
-from .._tree.coerce import NUMBERS, coerce, convert_source
+from .._torch.kernels import Op, make_op
+from .._tree.coerce import convert_source
 from .._tree.defaults import add_key_note, get_entry, get_parent, missing_key_error
 from .._tree.key_trees import filter_entries, parse_requested_keys
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import Core, CoreT
 from .._tree.ragged import list_distinct_members
 from .._tree.walks import has_entries, visit
-from .._writes.check import add_path, find_expansion, find_problem, is_expanded, is_sealed
+from .._writes.index import write_leaf_at
 from .._writes.inplace import write_leaves, write_unrecorded
-from .._writes.pair import is_basic, try_copy_whole
-from .._writes.run import Transaction, put_value, write_at
+from .._writes.pair import try_copy_whole
+from .._writes.run import Transaction, put_value
 from .._writes.update import Update, try_merge, write_entry
-from ..errors import LockedError, StructureError
+from ..errors import StructureError
 from ..typing import NestedKey
 from .entries import get_default
 
 Path = tuple[str, ...]
-
-_SCALARS = (Tensor, *NUMBERS)
 
 _FILL = Op(None, Tensor.fill_)
 _ZERO = make_op("zero_", Tensor.zero_)
@@ -146,7 +141,7 @@ def _write_entry_at(root: Any, path: Path, value: Any, index: object, non_blocki
     if isinstance(entry, Tensor):
         # An entry that the kind builds when it is read, as a lazy stack does, is copied, and written back.
         target = entry if parent._peek_child(key) is entry else entry.clone()
-        _write_leaf_at(target, tensors_in(index), value, path, non_blocking)
+        write_leaf_at(target, tensors_in(index), value, path, non_blocking)
         if target is not entry:
             write_entry(parent, key, target, path, non_blocking)
         return
@@ -158,36 +153,6 @@ def _write_entry_at(root: Any, path: Path, value: Any, index: object, non_blocki
     except Exception as error:
         add_key_note(error, path)
         raise
-
-
-def _write_leaf_at(target: Tensor, index: object, value: Any, path: Path, non_blocking: bool) -> None:
-    """Check the write of a value at an index of one leaf, and write it."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    elif not isinstance(value, _SCALARS):
-        value = coerce(value, torch.Size(), None, path)
-        if not isinstance(value, Tensor):
-            problem = StructureError(f"it is a tensor, the value a {type(value).__name__}")
-            raise add_path(problem, path, f"at the index {index!r}")
-    _check_leaf_at(target, index, value, path)
-    try:
-        write_at(target, index, value, non_blocking)
-    except (RuntimeError, TypeError, ValueError) as error:
-        kind = LockedError if isinstance(error, LockedError) else StructureError
-        found = find_problem(target, value, index) or kind(str(error))
-        raise add_path(found, path, f"at the index {index!r}") from error
-
-
-def _check_leaf_at(target: Tensor, index: Any, value: object, path: Path) -> None:
-    """Raise an error if a leaf cannot be written at an index, and torch would not find that before it writes."""
-    plain = type(target) in PLAIN and functorch_level() is None
-    if plain and not (is_sealed(target) or is_expanded(target)):
-        return
-    problem = find_problem(target, value, index)
-    if problem is None and not (is_basic(index) and not is_expanded(target[index])):
-        problem = find_expansion(target)
-    if problem is not None:
-        raise add_path(problem, path, f"at the index {index!r}")
 
 
 def _list_leaves(root: Any, path: Path) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from .._plans.elements import align_dims
 from .._plans.index import BoundIndex, IndexPlan
-from .._torch.private import assert_in_graph
+from .._torch.kernels import PLAIN
+from .._torch.private import assert_in_graph, functorch_level
 from .._tree.coerce import NUMBERS, WRAPPED, coerce, convert_source
 from .._tree.defaults import check_keys, show_path, unwrap_entry
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, make_dense
 from .._tree.walks import has_entries, list_holders
-from ..errors import BatchSizeError, StructureError
+from ..errors import BatchSizeError, LockedError, StructureError
 from .check import (
     add_path,
     check_copied,
@@ -26,20 +27,39 @@ from .check import (
     check_writable,
     find_expansion,
     find_problem,
+    is_expanded,
+    is_sealed,
     rephrase_error,
 )
 from .pair import RARELY_SCATTERED, is_basic, is_node, is_scalar, list_pairs
-from .run import Transaction
+from .run import Transaction, write_at
 
 Path = tuple[str, ...]
 
-#: Target node, value to write, key path of the node, and number of batch dims in values of new entries, if known.
-Level = tuple[Any, Any, Path, int | None]
-
-#: Unknown number of batch dims: a new value has all of them if its shape starts with the batch size, else none.
+#: The number of batch dims of new values in a collection of another batch size: all of those of the index if the shape of
+#: the value starts with them, else none.
 ANY = -1
 
-_ARRAYS = (Tensor, np.ndarray, list, tuple, *NUMBERS)
+
+class Level(NamedTuple):
+    """A node to write to at the index, or a new entry with its node.
+
+    Attributes:
+        node: the node.
+        value: what is written.
+        path: key path of the node, or of the new entry.
+        dims: how many leading dims of new values are batch dims, so that the others are those of the entry; None if it is
+            the number of those that existing entries get, which is found on the way; or :data:`ANY`.
+    """
+
+    node: Any
+    value: Any
+    path: Path
+    dims: int | None
+
+
+_SCALARS = (Tensor, *NUMBERS)
+_ARRAYS = (*_SCALARS, np.ndarray, list, tuple)
 
 
 class Entries(dict[str, Any]):
@@ -59,7 +79,7 @@ class IndexedWrite:
         self.lead = (*plan.lead, *size[plan.n :])
         self.n = len(size)
         self.todo: list[Level] = []
-        #: Entries that the target lacks: their node, value, key path, and number of batch dims.
+        #: Entries that the target lacks.
         self.new: list[Level] = []
         #: Lazy stacks below the root, with the value and key path of each.
         self.stacks: list[tuple[Core, Any, Path]] = []
@@ -80,7 +100,7 @@ class IndexedWrite:
             value = as_rows(value, torch.Size(self.lead))
         elif not (isinstance(value, Mapping) or is_scalar(value)):
             raise _source_error(value)
-        self.todo.append((root, value, path, dims))
+        self.todo.append(Level(root, value, path, dims))
         while self.todo or self.new:
             if self.todo:
                 self._read_level(*self.todo.pop())
@@ -114,7 +134,7 @@ class IndexedWrite:
             elif target is None:
                 check_unlocked(node, f"make {show_path((*path, key))}")
                 check_keys(node, {key: entry})
-                self.new.append((node, entry, (*path, key), dims))
+                self.new.append(Level(node, entry, (*path, key), dims))
             else:
                 self._read_node(node, key, target, entry, (*path, key))
 
@@ -224,7 +244,7 @@ class IndexedWrite:
         elif target._members_and_dim() is not None:
             self.stacks.append((target, entry, path))
         else:
-            self.todo.append((target, entry, path, None))
+            self.todo.append(Level(target, entry, path, None))
 
     def _make(self, node: Core, entry: Any, path: Path, dims: int | None) -> None:
         """Create a new entry and add its write: zeros of the full batch size, or a new node whose entries are read next."""
@@ -246,7 +266,7 @@ class IndexedWrite:
             self._add(made, entry, path)
         elif is_split or has_entries(entry):
             made = _make_empty_like(entry, size, device)
-            self.todo.append((made, entry, path, dims))
+            self.todo.append(Level(made, entry, path, dims))
         else:
             try:
                 made = entry._with_children(entry._children(), batch_size=size, names=None)
@@ -390,3 +410,33 @@ def check_broadcast(wanted: Sequence[object], provided: Sequence[object]) -> Non
     if len(wanted) == len(provided):
         for a, b in zip(wanted, provided):
             assert_in_graph((a == b) | (b == 1))
+
+
+def write_leaf_at(target: Tensor, index: object, value: Any, path: Path, non_blocking: bool) -> None:
+    """Check the write of a value at an index of one leaf, and write it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    elif not isinstance(value, _SCALARS):
+        value = coerce(value, torch.Size(), None, path)
+        if not isinstance(value, Tensor):
+            problem = StructureError(f"it is a tensor, the value a {type(value).__name__}")
+            raise add_path(problem, path, f"at the index {index!r}")
+    _check_leaf_at(target, index, value, path)
+    try:
+        write_at(target, index, value, non_blocking)
+    except (RuntimeError, TypeError, ValueError) as error:
+        kind = LockedError if isinstance(error, LockedError) else StructureError
+        found = find_problem(target, value, index) or kind(str(error))
+        raise add_path(found, path, f"at the index {index!r}") from error
+
+
+def _check_leaf_at(target: Tensor, index: Any, value: object, path: Path) -> None:
+    """Raise an error if a leaf cannot be written at an index, and torch would not find that before it writes."""
+    plain = type(target) in PLAIN and functorch_level() is None
+    if plain and not (is_sealed(target) or is_expanded(target)):
+        return
+    problem = find_problem(target, value, index)
+    if problem is None and not (is_basic(index) and not is_expanded(target[index])):
+        problem = find_expansion(target)
+    if problem is not None:
+        raise add_path(problem, path, f"at the index {index!r}")
