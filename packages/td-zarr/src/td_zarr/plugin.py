@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from td_core import Serializer, hookimpl, make_classmethod
+from td_core import Coercer, Serializer, hookimpl, make_classmethod
 from td_core.spi import LazyFunction, as_named
 
 
@@ -87,6 +87,18 @@ def from_zarr(filename: Any, **options: Any) -> Any:
 
 def _open_as(cls: type, filename: object, **options: object) -> Any:
     return as_named(cls, from_zarr(filename, **options), f"what is saved at {str(filename)!r}")
+
+
+def _to_entry(item: Any, batch_size: object, device: object) -> Any:
+    from ._zarr_entries import read_object
+
+    return read_object(item)
+
+
+@hookimpl
+def td_coercers() -> Iterable[Coercer]:
+    """Return the coercer that opens arrays and groups of zarr."""
+    return [Coercer(("zarr.Group", "zarr.Array"), _to_entry)]
 
 
 @hookimpl
