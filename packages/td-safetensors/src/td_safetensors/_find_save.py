@@ -15,11 +15,11 @@ from torch import Tensor
 
 from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import check_table, load_table, open_regular
+from td_core.spi import check_table, load_table, open_regular, parse_json
 from td_store.arrays import Place, compute_check, list_names, map_file, view_mapped
 
 from ._byte_ranges import LocalReader, RangeReader, RangeSource
-from ._format import DTYPES, MAX_HEADER, Array, Header, get_dtype, parse_json, read_header
+from ._format import DTYPES, MAX_HEADER, Array, Header, get_dtype, read_header
 from ._reference import build_foreign_table, read_reference
 from ._remote_files import RemoteFile, connect, is_url
 from ._shards import check_weight_map, choose_file

@@ -62,14 +62,6 @@ class Header:
     start: int
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """Parse JSON; raise FormatError if it is malformed or an object repeats a key."""
-    try:
-        return spi.parse_json(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} is not valid JSON: {error}") from error
-
-
 def read_header(read: Callable[[int, int], bytes], size: int, path: str) -> Header:
     """Read the header of a file, and compare the tensors that it lists with the size of the file.
 
@@ -92,7 +84,7 @@ def read_header(read: Callable[[int, int], bytes], size: int, path: str) -> Head
         text.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: its header is not UTF-8: {error}") from error
-    rows = parse_json(text, f"{path}: its header")
+    rows = spi.parse_json(text, f"{path}: its header")
     if not isinstance(rows, dict):
         raise FormatError(f"{path}: its header is not a JSON object; got {type(rows).__name__}")
     metadata = rows.pop("__metadata__", None) or {}

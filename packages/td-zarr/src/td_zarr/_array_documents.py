@@ -108,10 +108,7 @@ def check_name(name: object, where: str) -> str:
 
 def parse_json(content: bytes | str, where: str) -> dict[str, Any]:
     """Parse a JSON object, or raise FormatError if it is another value, malformed or repeats a key."""
-    try:
-        document = parse_unique(content)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} is not valid JSON: {error}") from error
+    document = parse_unique(content, where)
     if not isinstance(document, dict):
         raise FormatError(f"{where} is not a JSON object; got {type(document).__name__}")
     return document

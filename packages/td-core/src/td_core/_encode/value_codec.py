@@ -39,16 +39,32 @@ _PLAIN = frozenset({str, float, bool, type(None)})
 Path = tuple[Any, ...]  # linked list (path of the parent, key): extending it is O(1)
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON, or raise ValueError if it is malformed, an object repeats a key, or its check line differs.
+def parse_json(text: str | bytes, where: str = "") -> Any:
+    """Parse JSON.
+
+    Args:
+        text: the JSON; bytes can end with a check line.
+        where: where it was read, for messages; then all errors are FormatErrors.
+
+    Raises:
+        FormatError: it is malformed, an object repeats a key, or the check line differs; ValueError without ``where``.
+        RecursionError: it is nested too deep, without ``where``.
 
     >>> parse_json('{"a": 1}')
     {'a': 1}
+    >>> parse_json("{", "data.bin")
+    Traceback (most recent call last):
+    td_core.errors.FormatError: data.bin is not valid JSON: Expecting property name enclosed in double quotes: ...
     """
-    if not isinstance(text, str):
-        compare_check_line(text)
-        text = text.decode()
-    return _DECODER.decode(text)
+    try:
+        if not isinstance(text, str):
+            compare_check_line(text)
+            text = text.decode()
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        if not where:
+            raise
+        raise FormatError(f"{where} is not valid JSON: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
