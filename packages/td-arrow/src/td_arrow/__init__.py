@@ -17,10 +17,12 @@ import td_core as _td_core
 from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from ._files_by_suffix import append, inspect, load, save, verify
+    from ._files_by_suffix import open_table as open  # noqa: A004, F401
     from ._from_arrow import from_arrow
     from ._write_columns import to_arrow
 
-__all__ = ["from_arrow", "to_arrow"]
+__all__ = ["append", "from_arrow", "inspect", "load", "save", "to_arrow", "verify"]
 
 __version__ = _td_core.__version__
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from td_core.errors import CodecError, FormatError
 from td_core.spi import STORABLE, check_whole
-from td_store.arrays import as_storable, restore
+from td_store.arrays import as_storable, restore, view_mapped
 
 #: The Arrow type of each dtype that Arrow has.
 ARROW = {
@@ -200,26 +200,43 @@ def convert(flat: Tensor, dense: Dense) -> Tensor:
     return restore({"tensor": "", "dtype": str(dense.dtype)}, lambda name: tensor)
 
 
-def view_numbers(array: Any, dtype: torch.dtype, copy: bool | None = None) -> Tensor:
-    """Return the numbers of an array as a tensor; a view if its memory can be written, or ``copy`` is False."""
+def view_numbers(
+    array: Any, dtype: torch.dtype, copy: bool | None = None, mapped: torch.UntypedStorage | None = None
+) -> Tensor:
+    """Return the numbers of an array as a tensor; a view if its memory can be written, or is in a mapped file."""
     size = len(array)
     if not size:
         return torch.empty(0, dtype=dtype)
     if dtype == torch.bool:
         values = array.fill_null(False) if array.null_count else array
         return torch.from_numpy(values.to_numpy(zero_copy_only=False))
-    return view_buffer(array.buffers()[1], dtype, size, array.offset * dtype.itemsize, copy)
+    return view_buffer(array.buffers()[1], dtype, size, array.offset * dtype.itemsize, copy, mapped)
 
 
-def view_buffer(buffer: Any, dtype: torch.dtype, size: int, begin: int, copy: bool | None = None) -> Tensor:
-    """Return numbers of a buffer as a tensor; ``copy`` as for :func:`view_numbers`."""
+def view_buffer(
+    buffer: Any,
+    dtype: torch.dtype,
+    size: int,
+    begin: int,
+    copy: bool | None = None,
+    mapped: torch.UntypedStorage | None = None,
+) -> Tensor:
+    """Return numbers of a buffer as a tensor; other arguments as for :func:`view_numbers`."""
     if not size:
         return torch.empty(0, dtype=dtype)
+    if mapped is not None and copy is not True and is_inside(buffer, mapped):
+        return view_mapped(mapped, dtype, [size], buffer.address - mapped.data_ptr() + begin)
     aligned = (buffer.address + begin) % dtype.itemsize == 0
     if aligned and copy is not True and buffer.is_mutable:
         return torch.frombuffer(buffer, dtype=dtype, count=size, offset=begin)
     raw = np.frombuffer(buffer, np.uint8, size * dtype.itemsize, begin)
     return torch.from_numpy(raw.copy()).view(dtype)
+
+
+def is_inside(buffer: Any, mapped: torch.UntypedStorage) -> bool:
+    """Return True if a buffer of Arrow is a part of a mapped file, not a decompressed copy."""
+    begin: int = mapped.data_ptr()
+    return bool(begin <= buffer.address and buffer.address + buffer.size <= begin + mapped.nbytes())
 
 
 def peel(array: Any) -> tuple[Any, list[Any]]:

@@ -109,13 +109,8 @@ class RowBuilder:
         target = self.builder.rows[new]
         meta = dict(row["meta"])
         meta.pop("each", None)
-        if in_rows and self.lead != self.old:
-            for name in ("batch_size", "stands_for"):
-                if name in meta and meta[name][: len(self.old)] == self.old:
-                    meta[name] = [*self.lead, *meta[name][len(self.old) :]]
-                    if name == "batch_size" and meta.get("names"):
-                        kept = (meta["names"][: len(self.old)] or [None])[: len(self.lead)]
-                        meta["names"] = [*kept, *meta["names"][len(self.old) :]]
+        if in_rows:
+            meta = set_rows(meta, self.old, self.lead)
         target.update({key: item for key, item in row.items() if key in ("kind", "class", "from")})
         target["meta"] = meta
         for name, ref in row["values"]:
@@ -333,3 +328,17 @@ class RowBuilder:
         raise FormatError(
             f"{self.where}: the column {show_column(path)} does not fit the members of the header"
         )
+
+
+def set_rows(meta: Row, old: list[int], lead: list[int]) -> Row:
+    """Return the header of a node with other batch dims in place of those that were rows."""
+    if old == lead:
+        return meta
+    meta = dict(meta)
+    for name in ("batch_size", "stands_for"):
+        if name in meta and meta[name][: len(old)] == old:
+            meta[name] = [*lead, *meta[name][len(old) :]]
+            if name == "batch_size" and meta.get("names"):
+                kept = (meta["names"][: len(old)] or [None])[: len(lead)]
+                meta["names"] = [*kept, *meta["names"][len(old) :]]
+    return meta

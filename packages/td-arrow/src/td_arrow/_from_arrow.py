@@ -18,9 +18,9 @@ from ._arrow_types import Dense, convert, view_numbers
 from ._build_rows import One, RowBuilder
 from ._dialects import find_features
 from ._nulls import Nulls, Path
-from ._read_columns import ColumnReader, join_chunks
+from ._read_columns import ColumnReader, find_form, join_chunks
 from ._row_values import read_values
-from ._table_columns import plan_columns
+from ._table_columns import TableColumns, plan_columns
 from ._table_header import read_facts
 
 #: Gives the arrays of columns, in the order that suits a file.
@@ -131,10 +131,14 @@ def read_collection(
     plan = plan_columns(schema, rows, where, separator=separator, keys=keys, strict=strict)
     items: dict[Path, Any] = {}
     present: dict[Path, Any] = {}
+    if target is not None and target.type == "meta":
+        fetch = _describe_first(fetch, plan, rows, reader)
     for path, array in fetch(plan.fields):
         field = plan.fields[path]
         facts = read_facts(field)
-        if facts.get("absent"):
+        if isinstance(array, torch.Tensor):  # a leaf that is read when it is used
+            items[path] = array
+        elif facts.get("absent"):
             array = join_chunks(array)
             present[path] = array.is_valid().to_pylist()
             filling = ColumnReader(Nulls.of("fill"), copy=True)
@@ -150,6 +154,22 @@ def read_collection(
     if dtype is not None:
         result = result.apply(lambda leaf: leaf.to(dtype) if _is_number(leaf) else leaf)
     return result if target is None else result.to(target)
+
+
+def _describe_first(fetch: Fetch, plan: TableColumns, rows: int, reader: ColumnReader) -> Fetch:
+    """Return a function that gives leaves without elements for columns of cells of one shape, and reads the others."""
+
+    def describe(paths: Iterable[Path]) -> Iterator[tuple[Path, Any]]:
+        others = []
+        for path in paths:
+            dense = find_form(plan.fields[path], plan.keys[path], reader.shapes)
+            if dense is None:
+                others.append(path)
+            else:
+                yield path, torch.empty(rows, *dense.shape, dtype=dense.dtype, device="meta")
+        yield from fetch(others)
+
+    return describe
 
 
 def _is_number(leaf: Any) -> bool:

@@ -54,6 +54,7 @@ class ColumnReader:
         copy: True copies; None views what can be written; False views all that has the form of a leaf.
         make_view: makes the leaf of numbers that cannot be written, if ``copy`` is False.
         shapes: shapes of columns by key path, which the schema says in the way of another program.
+        mapped: the memory of a mapped file, which can be written.
     """
 
     nulls: Nulls
@@ -63,6 +64,7 @@ class ColumnReader:
     copy: bool | None = None
     make_view: Callable[[Any, Dense], Tensor] | None = None
     shapes: Mapping[Path, tuple[Any, ...]] = field(default_factory=dict)
+    mapped: torch.UntypedStorage | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("lists", LISTS), ("times", TIMES), ("categories", CATEGORIES)):
@@ -126,14 +128,16 @@ class ColumnReader:
         if pa.types.is_fixed_size_binary(array.type):
             width = array.type.byte_width
             count = len(array) * width // dense.stored.itemsize
-            flat = view_buffer(array.buffers()[1], dense.stored, count, array.offset * width, self.copy)
+            flat = view_buffer(
+                array.buffers()[1], dense.stored, count, array.offset * width, self.copy, self.mapped
+            )
             valid = array.is_valid() if array.null_count else None
         else:
             valid = self._find_valid(array, dense)
             numbers, _ = peel(array)
             if self.copy is False and self.make_view is not None and valid is None:
                 return self.make_view(numbers, dense)
-            flat = view_numbers(numbers, dense.stored, self.copy)
+            flat = view_numbers(numbers, dense.stored, self.copy, self.mapped)
         leaf = convert(flat, dense)
         return leaf if valid is None else self.nulls.fill(path, leaf, _as_mask(valid))
 
@@ -190,7 +194,7 @@ class ColumnReader:
         if valid is not None and self.nulls.check(path, valid, always=True) == "mask":
             self.nulls.masks[path] = torch.from_numpy(valid)
         nulls = Nulls(self.nulls.policies)
-        values = ColumnReader(nulls, copy=self.copy)._read_dense(inner, dense, path)
+        values = ColumnReader(nulls, copy=self.copy, mapped=self.mapped)._read_dense(inner, dense, path)
         offsets = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
         item = self._arrange(path, values, lengths, offsets, facts.get("jagged", 1))
         if path in nulls.masks:
@@ -336,3 +340,11 @@ def join_chunks(array: Any) -> Any:
     if pa.types.is_dictionary(kind):
         array = array.unify_dictionaries()
     return pa.concat_arrays(array.chunks)
+
+
+def find_form(column: Any, path: Path, shapes: Mapping[Path, Any]) -> Dense | None:
+    """Return the form of a column of numbers whose cells have one shape, from its field alone; None for others."""
+    facts = read_facts(column)
+    if facts.get("kind") or facts.get("lists") or facts.get("absent") or path in shapes or find_shape(column):
+        return None
+    return read_lance(column) or find_dense(column.type, facts)

@@ -97,8 +97,9 @@ def plan_columns(
     _add_new(result, new, fields, separator, where)
     result.table = select_keys(table, keys, where)
     for path, key in _list_places(result.table):
-        result.fields[path] = fields[path]
-        result.keys.setdefault(path, key)
+        if path in fields:  # else its entry is dropped
+            result.fields[path] = fields[path]
+            result.keys.setdefault(path, key)
     return result
 
 

@@ -20,6 +20,7 @@ from td_core import Encoded
 from td_core.errors import CodecError, FormatError
 from td_core.spi import STORABLE, as_bytes, load_table, parse_json
 from td_store.arrays import as_storable, get_stored, restore, split_leaf
+from td_store.files import Checksum
 
 KEY = b"td"
 #: The most bytes of leaves that a header holds, before they are encoded.
@@ -116,3 +117,9 @@ def read_inline(place: Any, header: Mapping[str, Any]) -> Tensor:
             raise FormatError(f"its array in the td header is damaged: {error!r}") from error
 
     return restore(place, read)
+
+
+def hash_column(array: Any, algorithm: str | None = None) -> str:
+    """Return the hash of the elements of a column, whatever the positions of its buffers are."""
+    batch = pa.RecordBatch.from_arrays([array], ["a"])
+    return Checksum(algorithm, [batch.serialize()]).hexdigest()

@@ -2,12 +2,112 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from td_core import NestedKey, TensorCollection, hookimpl, make_classmethod
-from td_core.spi import as_named
+from td_core import NestedKey, Serializer, TensorCollection, hookimpl, make_classmethod, save
+from td_core.spi import LazyFunction, as_named, check_regular
 from td_core.typing import DeviceType
+
+if TYPE_CHECKING:
+    import torch
+
+#: Schemes of URLs: those that pyarrow reads by itself, and those of fsspec.
+_SCHEMES = (
+    "abfs", "abfss", "adl", "az", "ftp", "gcs", "github", "gs", "hdfs", "hf", "http", "https", "memory", "s3", "s3a", "sftp",
+    "smb", "ssh", "webdav", "webhdfs", "zip",
+)  # fmt: skip
+_OBJECTS = (io.BufferedIOBase, io.RawIOBase, "pyarrow.lib.NativeFile")
+
+
+class _TableFormat(Serializer):
+    """What the two formats share."""
+
+    stores_kinds = True
+    schemes = _SCHEMES
+    locations = _OBJECTS
+    reads_stored_tensors = True
+    head: bytes
+
+    def detect(self, location: object, head: bytes) -> bool:
+        """Return True for a file with the first bytes of the format, or a directory whose first file has them."""
+        if isinstance(location, str):
+            return location.endswith(self.suffixes)
+        if not isinstance(location, Path):
+            return _read_head(location, len(self.head)) == self.head
+        if head or not location.is_dir():
+            return head.startswith(self.head)
+        return not (location / "meta.json").exists() and _read_first(location, len(self.head)) == self.head
+
+
+def _read_head(file: Any, size: int) -> bytes:
+    """Return the first bytes of a file object, which is then at its beginning."""
+    file.seek(0)
+    found = bytes(file.read(size))
+    file.seek(0)
+    return found
+
+
+def _read_first(folder: Path, size: int) -> bytes:
+    """Return the first bytes of the first file of a directory of tables, also below folders such as ``a=1``."""
+    while True:
+        with os.scandir(folder) as entries:
+            names = sorted((entry.name, entry.is_dir()) for entry in entries if entry.name[0] not in "._")
+        if not names:
+            return b""
+        name, is_folder = names[0]
+        if not is_folder:
+            check_regular(folder / name)
+            with (folder / name).open("rb") as file:
+                return file.read(size)
+        if "=" not in name:
+            return b""
+        folder = folder / name
+
+
+class ParquetFormat(_TableFormat):
+    """Parquet files, and directories of them.
+
+    >>> ParquetFormat().detect(Path("x.parquet"), b"PAR1")
+    True
+    """
+
+    name = "parquet"
+    suffixes = (".parquet", ".pq")
+    head = b"PAR1"
+
+    save = LazyFunction(__package__, "._save_tables", "save_parquet")
+    load = LazyFunction(__package__, "._load_tables", "load_parquet")
+    open = LazyFunction(__package__, "._open_tables", "open_parquet")
+    append = LazyFunction(__package__, "._save_tables", "append_parquet")
+    inspect = LazyFunction(__package__, "._check_tables", "inspect_parquet")
+    verify = LazyFunction(__package__, "._check_tables", "verify_parquet")
+
+
+class ArrowFormat(_TableFormat):
+    """Files of Arrow (feather), and directories of them.
+
+    >>> ArrowFormat().detect(Path("x.arrow"), b"ARROW1")
+    True
+    """
+
+    name = "arrow"
+    suffixes = (".arrow", ".feather", ".ipc")
+    head = b"ARROW1"
+
+    save = LazyFunction(__package__, "._save_tables", "save_arrow")
+    load = LazyFunction(__package__, "._load_tables", "load_arrow")
+    open = LazyFunction(__package__, "._open_tables", "open_arrow")
+    create = LazyFunction(__package__, "._open_tables", "create_arrow")
+    append = LazyFunction(__package__, "._save_tables", "append_arrow")
+    inspect = LazyFunction(__package__, "._check_tables", "inspect_arrow")
+    verify = LazyFunction(__package__, "._check_tables", "verify_arrow")
+
+
+_PARQUET, _ARROW = ParquetFormat(), ArrowFormat()
 
 
 def to_arrow(
@@ -70,6 +170,55 @@ def from_arrow(
     )
 
 
+def to_parquet(
+    self: TensorCollection, path: str | os.PathLike[str], *, separator: str | None = None, **options: object
+) -> None:
+    """Save the collection as a Parquet file; ``options`` are those of :func:`td_arrow.save`.
+
+    Example:
+        >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_parquet("data.parquet")
+    """
+    save(self, path, format="parquet", separator=separator, **options)
+
+
+def from_parquet(
+    path: str | os.PathLike[str],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    columns: Iterable[NestedKey] | NestedKey | None = None,
+    **options: Any,
+) -> Any:
+    """Load a Parquet file; ``options`` are those of :func:`td_arrow.load`. A class with declared entries returns an instance.
+
+    Example:
+        >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_parquet("data.parquet")
+        >>> TensorDict.from_parquet("data.parquet", dtype=torch.float32)["x"]
+        tensor([0., 1., 2.])
+    """
+    from ._sized_tables import from_parquet
+
+    return from_parquet(
+        path,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+        separator=separator,
+        dtype=dtype,
+        columns=columns,
+        **options,
+    )
+
+
+def _from_parquet_as(cls: type, path: Any, **options: Any) -> Any:
+    return as_named(cls, from_parquet(path, **options), f"what is saved at {path!r}")
+
+
 def _from_arrow_as(cls: type, table: object, **options: Any) -> Any:
     return as_named(cls, from_arrow(table, **options), "the table")
 
@@ -94,6 +243,14 @@ def td_methods() -> Mapping[str, Any]:
     return {
         "to_arrow": to_arrow,
         "from_arrow": make_classmethod(from_arrow, with_class=_from_arrow_as),
+        "to_parquet": to_parquet,
+        "from_parquet": make_classmethod(from_parquet, with_class=_from_parquet_as),
         "__arrow_c_stream__": _export_stream,
         "__arrow_c_array__": _export_array,
     }
+
+
+@hookimpl
+def td_serializers() -> Iterable[Serializer]:
+    """Return the formats ``"parquet"`` and ``"arrow"``."""
+    return [_PARQUET, _ARROW]

@@ -339,3 +339,22 @@ class DeclaredMethods:
         strict: bool | None = None,
     ) -> Self:
         """Return the collection of a table; see :func:`td_arrow.from_arrow`."""
+    def to_parquet(
+        self, path: str | os.PathLike[str], *, separator: str | None = None, **options: object
+    ) -> None:
+        """Save the collection as a Parquet file; ``options`` are those of :func:`td_arrow.save`."""
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceType | None = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        columns: Iterable[NestedKey] | NestedKey | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a Parquet file; ``options`` are those of :func:`td_arrow.load`."""

@@ -1,0 +1,195 @@
+"""Leaves of opened tables that are decoded in groups of rows, which are kept in memory up to a number of bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from td_core.errors import LockedError
+from td_core.spi import set_module
+from td_core.typing import SourceIndex
+
+from ._nulls import Nulls, Path
+from ._read_columns import ColumnReader
+from ._table_files import ArrowTable, ParquetTable, map_path
+from ._table_locations import Stamp, check_stamp, open_input
+
+
+class _Opened:
+    """A file that this process has opened, and the groups of its columns that were decoded last."""
+
+    def __init__(self, path: str, stamp: Stamp, name: str) -> None:
+        self.path, self.stamp, self.name, self.pid = path, stamp, name, os.getpid()
+        self.lock = threading.RLock()
+        self.kept: OrderedDict[tuple[Path, int], Tensor] = OrderedDict()
+        self.size = 0
+        self._table: Any = None
+
+    def open(self) -> Any:
+        """Return the table, opened once; raise FormatError if the file has changed."""
+        check_stamp(self.path, self.stamp)
+        if self._table is None:
+            if self.name == "arrow":
+                self._table = ArrowTable(map_path(self.path), self.path)
+            else:
+                self._context = open_input(self.path)
+                self._table = ParquetTable(self._context.__enter__(), self.path)
+        return self._table
+
+    def decode(self, paths: Sequence[Path], fields: Sequence[Any], group: int, limit: int) -> list[Tensor]:
+        """Return a group of columns; those that are not kept are decoded together."""
+        with self.lock:
+            table = self.open()
+            found = {path: self.kept[path, group] for path in paths if (path, group) in self.kept}
+            missing = {path: field for path, field in zip(paths, fields, strict=True) if path not in found}
+            for path, array in table.read(missing, [group]):
+                leaf = ColumnReader(Nulls.of("auto")).read(array, missing[path], path)
+                found[path] = self.kept[path, group] = leaf
+                self.size += leaf.nbytes
+            for path in found:
+                self.kept.move_to_end((path, group))
+            while self.size > limit and len(self.kept) > len(found):
+                _, leaf = self.kept.popitem(last=False)
+                self.size -= leaf.nbytes
+            return [found[path] for path in paths]
+
+
+#: The files that this process has opened, and their lock.
+_FILES: OrderedDict[tuple[str, Stamp], _Opened] = OrderedDict()
+_LOCK = threading.Lock()
+#: At most this many files are kept open.
+_MOST_FILES = 64
+
+
+def _get_opened(path: str, stamp: Stamp, name: str) -> _Opened:
+    with _LOCK:
+        opened = _FILES.get((path, stamp))
+        if opened is None or opened.pid != os.getpid():  # a descriptor must not be shared with the parent
+            opened = _FILES[path, stamp] = _Opened(path, stamp, name)
+        _FILES.move_to_end((path, stamp))
+        while len(_FILES) > _MOST_FILES:
+            _FILES.popitem(last=False)
+        return opened
+
+
+class GroupedFile(NamedTuple):
+    """A file, what distinguishes it from a later one, and the rows of its groups."""
+
+    path: str
+    stamp: Stamp
+    groups: tuple[int, ...]
+
+
+@set_module("td_arrow.arrow_pickles")
+class GroupSource:
+    """A column of files as an array, of which whole groups of rows are decoded.
+
+    Args:
+        name: ``"parquet"`` or ``"arrow"``.
+        files: path, stamp and rows of the groups of each file.
+        column: the column path.
+        field: its field.
+        shape: shape of the array.
+        dtype: dtype of the array.
+        cache_bytes: how many bytes of decoded groups of a file each process keeps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: tuple[GroupedFile, ...],
+        column: Path,
+        field: Any,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        cache_bytes: int,
+    ) -> None:
+        self.name, self.files, self.column, self.field = name, files, column, field
+        self.shape, self.dtype, self.cache_bytes = torch.Size(shape), dtype, cache_bytes
+        #: Parts of a group are read together.
+        self.chunks = (tuple(rows for file in files for rows in file.groups), *self.shape[1:])
+
+    def __reduce__(self) -> Any:
+        files = tuple(map(tuple, self.files))
+        return GroupSource.restore, (
+            self.name, files, self.column, self.field, self.shape, self.dtype, self.cache_bytes,
+        )  # fmt: skip
+
+    @classmethod
+    def restore(cls, name: str, files: tuple[Any, ...], *others: Any) -> GroupSource:
+        """Return the source of a pickle."""
+        return cls(name, tuple(GroupedFile(*file) for file in files), *others)
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Return a part of the array."""
+        return self.read_many([(self, index)])[0]
+
+    def read_many(self, requests: Sequence[tuple[GroupSource, SourceIndex]]) -> list[Tensor]:
+        """Return parts of several arrays; groups of columns of one file are decoded together."""
+        results: list[Any] = [None] * len(requests)
+        together: dict[Any, list[int]] = {}
+        for number, (source, index) in enumerate(requests):
+            key = (source.name, source.files, tuple(_list_rows(index).tolist()))
+            together.setdefault(key, []).append(number)
+        for numbers in together.values():
+            for number, leaf in zip(numbers, _read_rows([requests[i] for i in numbers]), strict=True):
+                results[number] = leaf
+        return results
+
+    def write(self, index: SourceIndex, value: Tensor) -> None:
+        """Raise LockedError."""
+        kind = "a Parquet file" if self.name == "parquet" else "a column that is not mapped"
+        raise LockedError(
+            f"cannot write to {self.files[0].path}: {kind} cannot be changed in place: clone() the collection, or save it again"
+        )
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
+def _list_rows(index: SourceIndex) -> Tensor:
+    rows: Any = index[0]
+    return torch.arange(rows.start, rows.stop, rows.step) if isinstance(rows, slice) else rows
+
+
+def _read_rows(requests: Sequence[tuple[GroupSource, SourceIndex]]) -> list[Tensor]:
+    """Return the same rows of columns of the same files."""
+    first, index = requests[0]
+    rows = _list_rows(index)
+    edges = torch.tensor([0, *first.chunks[0]]).cumsum(0)
+    owners = torch.searchsorted(edges, rows, right=True) - 1
+    results = [
+        torch.empty(len(rows), *source.shape[1:], dtype=source.dtype, device="cpu") for source, _ in requests
+    ]
+    limit = max(source.cache_bytes for source, _ in requests)
+    paths, fields = [source.column for source, _ in requests], [source.field for source, _ in requests]
+    for group in owners.unique().tolist():
+        places = (owners == group).nonzero().flatten()
+        part = rows[places] - edges[group]
+        file, number = _find_file(first.files, group)
+        opened = _get_opened(file.path, file.stamp, first.name)
+        for result, leaf in zip(results, opened.decode(paths, fields, number, limit), strict=True):
+            result[places] = leaf[part]
+    return [
+        result[_skip_rows(index)].contiguous() for result, (_, index) in zip(results, requests, strict=True)
+    ]
+
+
+def _skip_rows(index: SourceIndex) -> Any:
+    """Return an index for the other dims of rows that were read."""
+    return (slice(None), *index[1:])
+
+
+def _find_file(files: tuple[GroupedFile, ...], group: int) -> tuple[GroupedFile, int]:
+    """Return the file of a group, and its number there."""
+    for file in files:
+        if group < len(file.groups):
+            return file, group
+        group -= len(file.groups)
+    raise IndexError(group)

@@ -1,0 +1,137 @@
+"""Where tables are: local files and directories, URLs, and file objects."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from td_core.errors import FormatError
+from td_core.spi import check_regular
+from td_store.files import NewFile, identify_file
+
+#: Schemes that pyarrow reads by itself; fsspec reads the others.
+_OWN = ("s3", "gs", "gcs", "hdfs", "abfs", "abfss")
+_KEY_VALUE = re.compile(r"([^=/]+)=([^/]*)\Z")
+#: Device, inode, time of birth, size and time of the last write of a file.
+Stamp = tuple[int | None, ...]
+
+
+def is_object(location: object) -> bool:
+    """Return True for a file object, False for a path or URL."""
+    return not isinstance(location, (str, os.PathLike))
+
+
+def is_url(location: object) -> bool:
+    """Return True for a URL."""
+    return isinstance(location, str) and "://" in location
+
+
+def show_place(location: Any) -> str:
+    """Return the name of a location for messages."""
+    return f"a {type(location).__name__}" if is_object(location) else os.fspath(location)
+
+
+def stamp_file(path: str) -> Stamp:
+    """Return what distinguishes a file from another one that is later written under its name."""
+    status = os.stat(path)
+    return (*identify_file(path, status), status.st_size, status.st_mtime_ns)
+
+
+def check_stamp(path: str, stamp: Stamp, *, written: bool = False) -> None:
+    """Raise FormatError if a file is not the one that was opened; with ``written`` it may have been written in place.
+
+    >>> open("data", "wb").close()
+    >>> check_stamp("data", stamp_file("data"))
+    """
+    found = stamp_file(path)
+    if (found[:-1] if written else found) != (stamp[:-1] if written else stamp):
+        raise FormatError(f"{path} changed since it was opened: open it again")
+
+
+def open_url(url: str, write: bool, options: Mapping[str, Any] | None) -> Any:
+    """Open the file of a URL, with the file system of pyarrow or of fsspec.
+
+    Raises:
+        ImportError: fsspec is not installed.
+    """
+    scheme = url.partition("://")[0]
+    if scheme in _OWN and not options:
+        from pyarrow.fs import FileSystem
+
+        system, path = FileSystem.from_uri(url)
+        return system.open_output_stream(path) if write else system.open_input_file(path)
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ImportError(f"cannot open {url}: it needs fsspec: pip install fsspec") from error
+    return fsspec.open(url, "wb" if write else "rb", **(options or {})).open()
+
+
+@contextlib.contextmanager
+def open_input(location: Any, options: Mapping[str, Any] | None = None) -> Iterator[Any]:
+    """Open one file for reading; a file object is read from its beginning, and stays open."""
+    if is_object(location):
+        with contextlib.suppress(AttributeError, OSError):
+            location.seek(0)
+        yield location if isinstance(location, pa.NativeFile) else pa.PythonFile(location, "r")
+    elif is_url(location):
+        file = open_url(location, False, options)
+        with file:
+            yield file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, "r")
+    else:
+        check_regular(location)
+        with pa.OSFile(os.fspath(location), "rb") as file:
+            yield file
+
+
+@contextlib.contextmanager
+def open_output(location: Any, durable: bool, options: Mapping[str, Any] | None = None) -> Iterator[Any]:
+    """Open one file for writing, which appears under its name at the end of the block, or not at all after an error."""
+    if is_object(location):
+        yield location if isinstance(location, pa.NativeFile) else pa.PythonFile(location, "w")
+    elif is_url(location):
+        sink = pa.BufferOutputStream()
+        yield sink
+        with open_url(location, True, options) as file:
+            file.write(sink.getvalue())
+    else:
+        with NewFile(location) as new:
+            with pa.OSFile(new.temporary, "wb") as file:
+                yield file
+            new.commit(durable=durable)
+
+
+def is_directory(location: Any) -> bool:
+    """Return True for a local directory."""
+    return not is_object(location) and not is_url(location) and os.path.isdir(location)
+
+
+def list_parts(folder: str) -> list[tuple[str, dict[str, str]]]:
+    """Return the files of a directory in the order of their names, and the keys and values that their folders name.
+
+    Names that begin with a point or an underscore are left out.
+
+    Raises:
+        FormatError: there is no file.
+    """
+    result: list[tuple[str, dict[str, str]]] = []
+    todo: list[tuple[str, dict[str, str]]] = [(folder, {})]
+    while todo:
+        place, parts = todo.pop()
+        if not os.path.isdir(place):
+            result.append((place, parts))
+            continue
+        names = sorted((name for name in os.listdir(place) if name[0] not in "._"), reverse=True)
+        for name in names:
+            match = _KEY_VALUE.fullmatch(name)
+            below = {**parts, match[1]: match[2]} if match else parts
+            path = os.path.join(place, name)
+            todo.append((path, below if os.path.isdir(path) else parts))
+    if not result:
+        raise FormatError(f"{folder}: the directory has no tables")
+    return result
