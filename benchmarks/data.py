@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -259,8 +260,9 @@ def compare_slices(folder: Path) -> tuple[str, Way, Way]:
     rows = TensorDict({"episode": torch.arange(count) // 500, "x": torch.zeros(count)}, [count])
     buffer = ReplayBuffer(rows, sampler=SliceSampler(16, traj_key="episode"), batch_size=256)
     buffer.extend(rows)
-    places = buffer.sample()["index"].flatten()
-    return "<= 2", buffer.sample, lambda: rows[places]
+    # Other rows each time, as the buffer has: those of the last call would be in the cache of the processor.
+    places = cycle([buffer.sample()["index"].flatten() for _ in range(1000)])
+    return "<= 2", buffer.sample, lambda: rows[next(places)]
 
 
 class Ring:

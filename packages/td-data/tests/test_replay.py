@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,47 @@ def test_r7_loaded_state_continues_with_the_same_draws(make: Any) -> None:
         ReplayBuffer(21).load_state_dict(state)
 
 
+@pytest.mark.parametrize("storage", [20, make_rows(0, 20)], ids=["capacity", "memory"])
+def test_r7_earlier_state_takes_a_buffer_back(storage: Any) -> None:
+    buffer = fill(ReplayBuffer(storage, sampler=PrioritizedSampler(), batch_size=6), 25)
+    state = buffer.state_dict()
+    wanted = buffer.sample()
+    fill(buffer, 30)
+    buffer.load_state_dict(state)
+    assert (buffer.write_count, len(buffer)) == (25, 20)
+    found = buffer.sample()
+    assert bool((found == wanted).all())
+    assert found["index"].equal(found["number"])
+
+
+def test_r7_rows_of_a_state_do_not_replace_newer_ones_of_other_processes(tmp_path: Path) -> None:
+    state = fill(ReplayBuffer(10), 8).state_dict()
+    shared = ReplayBuffer(make_rows(0, 10).zero_().share_memory_(), path=tmp_path / "counters")
+    shared.load_state_dict(state)
+    assert shared[torch.arange(8)]["number"].equal(torch.arange(8))
+    fill(shared, 1)
+    with pytest.raises(ValueError, match="has 9 rows written, which the 8 rows of the state would replace"):
+        shared.load_state_dict(state)
+    assert shared[8]["number"] == 8
+
+
+@pytest.mark.parametrize("samplers", [(None, PrioritizedSampler), (PrioritizedSampler, None)])
+def test_r7_state_of_another_sampler_is_refused(samplers: Any) -> None:
+    one, two = (fill(ReplayBuffer(5, sampler=make and make()), 3) for make in samplers)
+    with pytest.raises(ValueError, match="the state is not of a buffer with a (Ring|Prioritized)Sampler"):
+        two.load_state_dict(one.state_dict())
+    assert two[2]["number"] == 2
+
+
+def test_r7_saved_rows_are_put_into_a_storage_that_is_given(tmp_path: Path) -> None:
+    pytest.importorskip("td_memmap")
+    fill(ReplayBuffer(10), 12).save(tmp_path / "buffer.td")
+    storage = make_rows(0, 10).zero_().share_memory_()
+    found = ReplayBuffer.load(tmp_path / "buffer.td", storage)
+    assert found.rows is storage
+    assert found[torch.arange(2, 12)]["number"].equal(torch.arange(2, 12))
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
@@ -324,15 +366,37 @@ def test_r9_second_writer_is_refused(tmp_path: Path) -> None:
     assert one.write_count == 6
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the reader is forked")
+def test_r9_reader_that_a_killed_writer_forked_does_not_hold_its_lock(tmp_path: Path) -> None:
+    storage = make_rows(0, 10).share_memory_()
+    buffer = ReplayBuffer(storage, path=tmp_path / "counters")
+    ready, wait = os.pipe(), os.pipe()
+    writer = os.fork()
+    if not writer:
+        fill(buffer, 3)
+        if os.fork():  # the reader outlives it
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.write(ready[1], b"x")
+        os.read(wait[0], 1)
+        os._exit(0)
+    os.waitpid(writer, 0)
+    os.read(ready[0], 1)
+    try:
+        fill(buffer, 2)
+    finally:
+        os.write(wait[1], b"x")
+    assert buffer[torch.arange(5)]["number"].equal(torch.arange(5))
+
+
 def test_r9_rows_that_are_overwritten_during_a_read_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = fill(ReplayBuffer(10), 10)
     gather, calls = ReplayBuffer._gather, []
 
-    def overwrite(self: ReplayBuffer, numbers: torch.Tensor) -> Any:
+    def overwrite(self: ReplayBuffer, numbers: torch.Tensor, low: int) -> Any:
         calls.append(numbers)
         if len(calls) == 1:
             fill(buffer, 8)
-        return gather(self, numbers)
+        return gather(self, numbers, low)
 
     monkeypatch.setattr(ReplayBuffer, "_gather", overwrite)
     batch = buffer.sample(30)
@@ -354,7 +418,7 @@ def test_r9_counters_are_shared_by_a_pickle(tmp_path: Path) -> None:
     counters = RingCounters(7, os.fspath(tmp_path / "counters"), False, True)
     other = pickle.loads(pickle.dumps(counters))
     counters.reserve(9), counters.publish(9)
-    assert (other.low, other.written) == (2, 9)
+    assert other.read() == (2, 9)
 
 
 def test_r9_sampler_of_a_reader_sees_rows_of_the_writer(tmp_path: Path) -> None:

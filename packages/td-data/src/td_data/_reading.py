@@ -30,6 +30,14 @@ class Task:
     positions: Tensor
     windows: Sequence[tuple[Future[Any], Tensor]] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # So few bytes are sent to a worker faster in a pipe than in the shared memory that torch makes for a tensor.
+        return _unpickle_task, (self.step, self.positions.numpy())
+
+
+def _unpickle_task(step: Step, positions: Any) -> Task:
+    return Task(step, torch.from_numpy(positions))
+
 
 class Reader(Dataset[Any]):
     """Reads the batch of a task; also the data set of a ``DataLoader``, of which worker processes get a copy."""

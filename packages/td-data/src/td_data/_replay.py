@@ -60,9 +60,8 @@ class ReplayBuffer:
             raise TypeError(
                 f"storage is a capacity, or a collection with batch dims; got {type(storage).__name__}"
             )
-        self.capacity: int = check_count(
-            storage if self.rows is None else storage.batch_size[0], "the capacity"
-        )
+        capacity = storage if self.rows is None else storage.batch_size[0]
+        self.capacity: int = check_count(capacity, "the capacity")
         self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
         if sampler is not None and not isinstance(sampler, RingSampler):
             raise TypeError(
@@ -73,40 +72,39 @@ class ReplayBuffer:
         self._generator = make_generator(mix(check_seed(seed), "replay"))
         if self.rows is None and path is not None:
             raise ValueError("path needs a storage that other processes can open; got a capacity")
-        self._check_storage()
+        self._set_rows(self.rows)
         is_shared = self.rows is not None and bool(self.rows.is_shared())
-        self._counters = RingCounters(
-            self.capacity, None if path is None else os.fspath(path), is_shared, not self._stored
-        )
+        path = None if path is None else os.path.abspath(path)
+        self._counters = RingCounters(self.capacity, path, is_shared, not self._stored)
 
-    def _check_storage(self) -> None:
-        leaves = [] if self.rows is None else self.rows.values(True, True)
-        self._stored = [leaf for leaf in leaves if is_stored(leaf)]
-        if self.rows is None:
-            return
-        if "index" in self.rows.keys():  # noqa: SIM118
-            raise ValueError(
-                "the storage has an entry 'index', which batches have for the numbers of their rows"
-            )
-        if self._sampler.key is not None:
-            self.rows.get(self._sampler.key, NO_DEFAULT)
-        try:
-            set_entry(self.rows[:0], "index", torch.empty(0, dtype=torch.int64))
-        except (KeyError, AttributeError, StructureError):
-            name = type(self.rows).__name__
-            raise ValueError(
-                f"batches get an entry 'index', for which {name} has no field: declare one that may be None, or store "
-                "rows.to_tensordict()"
-            ) from None
+    def _set_rows(self, rows: Any) -> None:
+        """Take a storage, if batches of it can have the entries of the sampler and ``"index"``."""
+        self._stored = [] if rows is None else [leaf for leaf in rows._leaves() if is_stored(leaf)]
+        if rows is not None:
+            if "index" in rows.keys():  # noqa: SIM118
+                raise ValueError(
+                    "the storage has an entry 'index', which batches have for the numbers of their rows"
+                )
+            if self._sampler.key is not None:
+                rows.get(self._sampler.key, NO_DEFAULT)
+            try:
+                set_entry(rows[:0], "index", torch.empty(0, dtype=torch.int64))
+            except (KeyError, AttributeError, StructureError):
+                raise ValueError(
+                    f"batches get an entry 'index', for which {type(rows).__name__} has no field: declare one that may be "
+                    "None, or store rows.to_tensordict()"
+                ) from None
+        self.rows = rows
 
     def __len__(self) -> int:
         """Return the number of rows that are there."""
-        return max(self._counters.written - self._counters.low, 0)
+        low, high = self._counters.read()
+        return max(high - low, 0)
 
     @property
     def write_count(self) -> int:
         """Rows that were written since the start."""
-        return self._counters.written
+        return self._counters.read()[1]
 
     def add(self, row: Any) -> int:
         """Write one row, and return its number."""
@@ -123,37 +121,31 @@ class ReplayBuffer:
             raise TypeError(
                 f"rows are a collection with batch dims; got {type(rows).__name__}: add() writes one row"
             )
+        counters, sampler, count = self._counters, self._sampler, len(rows)
         if self.rows is None:
-            if not len(rows):
+            if not count:
                 return torch.empty(0, dtype=torch.int64)
-            self.rows = rows[0].expand(self.capacity, *rows.batch_size[1:]).clone()
-            try:
-                self._check_storage()
-            except Exception:
-                self.rows = None
-                raise
+            self._set_rows(rows[0].expand(self.capacity, *rows.batch_size[1:]).clone())
         row_buffers.check_rows(self.rows, rows)
-        counters, count = self._counters, len(rows)
         counters.claim()
-        first = counters.written
+        first = counters.read()[1]
         stop = first + count
         with counters.guard(exclusive=True):
             counters.reserve(stop)
-            self._write(rows, max(first, stop - self.capacity), stop)
+            self._write(rows if count <= self.capacity else rows[-self.capacity :], stop)
             for leaf in self._stored:
                 leaf.flush()
             counters.publish(stop)
-        if self._sampler.seen == first and count:
-            key = self._sampler.key
-            self._sampler.add(first, stop, None if key is None else rows.get(key))
+        if sampler.seen == first and count:
+            sampler.add(first, stop, None if sampler.key is None else rows.get(sampler.key))
         return torch.arange(first, stop)
 
-    def _write(self, rows: Any, first: int, stop: int) -> None:
-        count, place = stop - first, first % self.capacity
-        rows = rows if count == len(rows) else rows[len(rows) - count :]
-        fit = min(count, self.capacity - place)
-        if fit == count:
-            self.rows[place : place + count] = rows
+    def _write(self, rows: Any, stop: int) -> None:
+        """Write rows, of which the last one has the number ``stop - 1``."""
+        place = (stop - len(rows)) % self.capacity
+        fit = self.capacity - place
+        if len(rows) <= fit:
+            self.rows[place : place + len(rows)] = rows
         else:
             self.rows[place:] = rows[:fit]
             self.rows[: len(rows) - fit] = rows[fit:]
@@ -172,10 +164,11 @@ class ReplayBuffer:
             low, high = counters.read()
             if high <= low:
                 raise ValueError("the buffer is empty: extend() it first")
-            self._catch_up(low, high)
+            if self._sampler.seen < high:
+                self._catch_up(low, high)
             with counters.guard(exclusive=False):
                 numbers, extra = self._sampler.draw(low, high, size, self._generator)
-                batch = self._gather(numbers)
+                batch = self._gather(numbers, low)
             # Another process may have overwritten rows while they were read; then the whole batch is drawn again.
             oldest = counters.read()[0]
             if oldest <= low or int(numbers.min()) >= oldest:
@@ -184,17 +177,16 @@ class ReplayBuffer:
             set_entry(batch, key, value)
         return batch
 
-    def _gather(self, numbers: Tensor) -> Any:
-        if numbers.ndim == 1:
-            is_first_round = self._counters.reserved <= self.capacity
-            return self.rows[numbers if is_first_round else numbers % self.capacity]
-        return self.rows[numbers.flatten() % self.capacity].unflatten(0, numbers.shape)
+    def _gather(self, numbers: Tensor, low: int) -> Any:
+        """Read rows; until the first one is overwritten, their numbers are their places."""
+        places = numbers % self.capacity if low else numbers
+        return (
+            self.rows[places] if places.ndim == 1 else self.rows[places.flatten()].unflatten(0, places.shape)
+        )
 
     def _catch_up(self, low: int, high: int) -> None:
         """Show the sampler rows that another process has written, or that were there before it."""
         sampler = self._sampler
-        if sampler.seen >= high:
-            return
         first, values = max(sampler.seen, low), None
         if sampler.key is not None:
             values = self.rows.get(sampler.key)[torch.arange(first, high) % self.capacity]
@@ -212,21 +204,22 @@ class ReplayBuffer:
         if values.shape != numbers.shape:
             raise ValueError(f"there is one priority for each number; got {len(values)} for {len(numbers)}")
         low, high = self._counters.read()
-        self._catch_up(low, high)
+        if self._sampler.seen < high:
+            self._catch_up(low, high)
         return self._sampler.update(numbers, values, low, high)
 
     def __getitem__(self, index: Any) -> Any:
         """Return rows by number; IndexError if one was overwritten, or not yet written."""
         numbers = torch.as_tensor(index, dtype=torch.int64)
         with self._counters.guard(exclusive=False):
-            rows = self._gather(numbers.flatten()) if self.rows is not None else None
+            rows = None if self.rows is None else self.rows[numbers.flatten() % self.capacity]
         low, high = self._counters.read()
-        wrong = (numbers < low) | (numbers >= high)
-        if rows is None or bool(wrong.any()):
-            number = int(numbers.flatten()[wrong.flatten()][0])
+        wrong = numbers[(numbers < low) | (numbers >= high)]
+        if rows is None or len(wrong):
+            number = int(wrong[0])
             why = "was overwritten" if 0 <= number < low else "was not written"
             raise IndexError(f"row {number} {why}: the buffer has the numbers from {low} to {high - 1}")
-        return rows[0] if not numbers.ndim else rows
+        return rows.unflatten(0, numbers.shape) if numbers.ndim else rows[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the state of the draws, with the rows if they are in the memory of this process."""
@@ -237,28 +230,39 @@ class ReplayBuffer:
             "generator": self._generator.get_state(),
             "sampler": self._sampler.state_dict(),
         }
-        return {**state, "rows": self.rows.clone()} if self._has_own_rows() else state
-
-    def _has_own_rows(self) -> bool:
-        return self.rows is not None and not self._stored and not self.rows.is_shared()
+        own = self.rows is not None and not self._stored and not self.rows.is_shared()
+        return {**state, "rows": self.rows.clone()} if own else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue as the buffer whose state it is; rows that were written to the storage since are kept."""
+        """Continue as the buffer whose state it is; rows that were written to its storage since are kept.
+
+        Raises:
+            ValueError: the state is of another capacity or sampler, or its rows would replace newer ones that are shared.
+        """
+        counters, rows, written = self._counters, state_dict.get("rows"), state_dict["write_count"]
         if state_dict["capacity"] != self.capacity:
             raise ValueError(
                 f"the state is of a buffer of {state_dict['capacity']} rows; this one has {self.capacity}"
             )
-        rows = state_dict.get("rows")
-        if rows is not None:
-            if self.rows is None:
-                self.rows = rows.clone()
-                self._check_storage()
-            else:
-                row_buffers.check_rows(self.rows, rows)
-                self.rows[:] = rows
-        self._counters.claim()
-        self._counters.reserve(state_dict["reserved"])
-        self._counters.publish(max(self._counters.written, state_dict["write_count"]))
+        if state_dict["sampler"].keys() != self._sampler.state_dict().keys():
+            raise ValueError(f"the state is not of a buffer with a {type(self._sampler).__name__}")
+        if rows is not None and not counters.is_private and written < self.write_count:
+            raise ValueError(
+                f"the storage has {self.write_count} rows written, which the {written} rows of the state would replace"
+            )
+        if rows is not None and self.rows is not None:
+            row_buffers.check_rows(self.rows, rows)
+        counters.claim()
+        if rows is None:
+            written = max(written, self.write_count)
+        elif counters.is_private:
+            counters.reset()
+        counters.reserve(state_dict["reserved"])
+        if rows is not None and self.rows is None:
+            self._set_rows(rows.clone())
+        elif rows is not None:
+            self.rows[:] = rows
+        counters.publish(written)
         self._generator.set_state(state_dict["generator"])
         self._sampler.start(self.capacity)
         self._sampler.load_state_dict(state_dict["sampler"], state_dict["write_count"])
@@ -269,21 +273,12 @@ class ReplayBuffer:
         Rows in memory are in it. Of a memory-mapped storage it has the location; another storage is passed to ``load``.
         """
         state = self.state_dict()
-        numbers = {name: state[name] for name in ("write_count", "reserved", "capacity")}
-        place = None if self._has_own_rows() else getattr(self.rows, "saved_path", None)
-        header = {
-            **numbers,
-            "storage": None if place is None else os.path.abspath(place),
-            "counters": None if self._counters.path is None else os.path.abspath(self._counters.path),
-        }
-        content: dict[str, Any] = {
-            "header": torch.tensor(list(json.dumps(header).encode()), dtype=torch.uint8),
-            "generator": state["generator"],
-            "sampler": state["sampler"],
-        }
-        if "rows" in state:
-            content["rows"] = state["rows"]
-        save(TensorDict(content), path)
+        place = None if "rows" in state else getattr(self.rows, "saved_path", None)
+        header = {name: state.pop(name) for name in ("write_count", "reserved", "capacity")}
+        header["storage"] = None if place is None else os.path.abspath(place)
+        header["counters"] = self._counters.path
+        state["header"] = torch.tensor(list(json.dumps(header).encode()), dtype=torch.uint8)
+        save(TensorDict(state), path)
 
     @classmethod
     def load(
@@ -303,18 +298,19 @@ class ReplayBuffer:
             sampler: a sampler as the buffer had.
             batch_size: rows, or slices, of a batch.
             device: device of rows that are in memory.
+
+        Raises:
+            ValueError: the save has neither the rows nor their location, and ``storage`` is missing.
         """
         saved = load(path)
-        header = parse_json(bytes(saved["header"].tolist()))
-        rows = saved.get("rows", None)
-        if storage is None and rows is None:
+        header, rows = parse_json(bytes(saved["header"].tolist())), saved.get("rows", None)
+        if storage is None and rows is not None:
+            storage, rows = rows.clone() if device is None else rows.clone().to(device), None
+        elif storage is None:
             if header["storage"] is None:
                 raise ValueError("the save has neither the rows nor their location: pass storage=")
             storage = open_collection(header["storage"], mode="r+")
-        own = rows.clone() if rows is not None else None
-        if storage is None and own is not None:
-            storage = own if device is None else own.to(device)
         buffer = cls(storage, sampler=sampler, batch_size=batch_size, path=header["counters"])
         state = {**header, "generator": saved["generator"].clone(), "sampler": dict(saved["sampler"].items())}
-        buffer.load_state_dict(state)
+        buffer.load_state_dict({**state, "rows": rows})
         return buffer

@@ -12,7 +12,11 @@ from td_core.typing import NestedKey
 from ._order import check_count
 from ._views import find_episode_ends
 
-_FAN_OUT = 32
+_SHIFT = 5
+_FAN_OUT = 1 << _SHIFT
+
+Drawn = tuple[Tensor, dict[Any, Tensor]]
+"""Numbers of rows, and further entries of the batch."""
 
 
 class RingSampler:
@@ -21,29 +25,19 @@ class RingSampler:
     #: Key whose values ``add`` gets, or None.
     key: NestedKey | None = None
 
-    def __init__(self) -> None:
-        #: Number after the last row that was added.
-        self.seen = 0
-        self.capacity = 0
-
     def start(self, capacity: int) -> None:
         """Forget all rows."""
-        self.capacity, self.seen = capacity, 0
+        #: Number after the last row that was added.
+        self.seen = 0
+        self.capacity = capacity
 
     def add(self, first: int, stop: int, values: Tensor | None) -> None:
         """Take note of rows that were written, with the values of their key."""
         self.seen = stop
 
-    def draw(
-        self, low: int, high: int, count: int, generator: torch.Generator
-    ) -> tuple[Tensor, dict[Any, Tensor]]:
-        """Return the numbers of ``count`` items, and further entries of the batch."""
-        numbers = self._draw_uniform(high - low, count, generator)
-        return numbers + low if low else numbers, {}
-
-    @staticmethod
-    def _draw_uniform(total: int, count: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(total, (count,), generator=generator)
+    def draw(self, low: int, high: int, count: int, generator: torch.Generator) -> Drawn:
+        """Return the numbers of ``count`` items from ``low`` to ``high``, and further entries of the batch."""
+        return torch.randint(low, high, (count,), generator=generator), {}
 
     def update(self, numbers: Tensor, priority: Tensor, low: int, high: int) -> int:
         """Set priorities, and return how many of the rows are still there."""
@@ -77,17 +71,16 @@ class PrioritizedSampler(RingSampler):
     """
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, *, eps: float = 1e-8) -> None:
-        super().__init__()
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} is a finite number of 0 or more; got {value}")
         self.alpha, self.beta, self.eps = alpha, beta, eps
-        self._largest, self._low = 1.0, 0
 
     def start(self, capacity: int) -> None:
         """Give all rows the priority zero."""
         super().start(capacity)
-        self._low = 0
+        self._largest, self._low = 1.0, 0
+        #: A tree: priorities in groups of ``_FAN_OUT``, the sum and the least one of each group, and so on up to one number.
         self._sums = [torch.zeros(-(-capacity // _FAN_OUT) * _FAN_OUT, dtype=torch.float64)]
         while len(self._sums[-1]) > 1:
             count = len(self._sums[-1]) // _FAN_OUT
@@ -107,50 +100,44 @@ class PrioritizedSampler(RingSampler):
     def _write(self, places: Tensor, values: Tensor) -> None:
         self._sums[0][places] = values
         for level, least in enumerate(self._least):
-            places = places // _FAN_OUT
+            places = places >> _SHIFT
             below = self._sums[level].view(-1, _FAN_OUT)
             smallest = self._least[level - 1].view(-1, _FAN_OUT) if level else below
             is_whole = len(below) <= len(places)
             if not is_whole:
-                below, smallest = below[places], smallest[places]
-            if not level:
-                smallest = torch.where(below > 0, below, torch.inf)
+                below = below.index_select(0, places)
+                smallest = smallest.index_select(0, places) if level else below
+            lowest = smallest.amin(1)
+            if not level and bool((zero := lowest <= 0).any()):
+                lowest[zero] = below[zero].masked_fill(below[zero] <= 0, torch.inf).amin(1)
             target: Any = slice(0, len(below)) if is_whole else places
             self._sums[level + 1][target] = below.sum(1)
-            least[target] = smallest.amin(1)
+            least[target] = lowest
 
-    def draw(
-        self, low: int, high: int, count: int, generator: torch.Generator
-    ) -> tuple[Tensor, dict[Any, Tensor]]:
+    def draw(self, low: int, high: int, count: int, generator: torch.Generator) -> Drawn:
         """Return the numbers of rows that were drawn, and their weights."""
-        self._drop(low, high)
+        if low > self._low:  # rows that are not valid, and not yet written again
+            places = torch.arange(max(self._low, high - self.capacity), low) % self.capacity
+            self._low = low
+            self._write(places, torch.zeros((), dtype=torch.float64))
         total = float(self._sums[-1])
         if total <= 0:
-            numbers = super().draw(low, high, count, generator)[0]
-            return numbers, {"priority_weight": torch.ones(count)}
+            return super().draw(low, high, count, generator)[0], {"priority_weight": torch.ones(count)}
         places = self._find(torch.rand(count, dtype=torch.float64, generator=generator) * total)
         weight = (self._sums[0][places] / self._least[-1]) ** -self.beta
         numbers = places + (high - 1 - places) // self.capacity * self.capacity
         return numbers, {"priority_weight": weight.float()}
 
-    def _drop(self, low: int, high: int) -> None:
-        """Clear the priorities of rows that are not valid, and not yet written again."""
-        if low > self._low:
-            places = torch.arange(max(self._low, high - self.capacity), low) % self.capacity
-            self._low = low
-            if len(places):
-                self._write(places, torch.zeros((), dtype=torch.float64))
-
     def _find(self, target: Tensor) -> Tensor:
         """Return the places that ``searchsorted`` finds in the cumulative sums of the priorities."""
         node = torch.zeros(len(target), dtype=torch.int64)
-        numbers = torch.arange(_FAN_OUT)
         for sums in reversed(self._sums[:-1]):
-            below = sums.view(-1, _FAN_OUT)[node]
+            below = sums.view(-1, _FAN_OUT).index_select(0, node)
             ends = below.cumsum(1)
-            child = (ends <= target[:, None]).sum(1)
-            # A sum that was rounded up has no child: take the last one that has a priority.
-            child = child.minimum(((below > 0) * numbers).amax(1))[:, None]
+            child = torch.searchsorted(ends, target[:, None], right=True)
+            if int(child.max()) == _FAN_OUT:
+                # A sum that was rounded up has no child: take the last one that has a priority.
+                child = child.minimum(((below > 0) * torch.arange(_FAN_OUT)).amax(1, True))
             target = target - (ends.gather(1, child) - below.gather(1, child)).flatten()
             node = node * _FAN_OUT + child.flatten()
         return node
@@ -161,24 +148,20 @@ class PrioritizedSampler(RingSampler):
         if bool(wrong.any()):
             place = int(wrong.nonzero()[0])
             raise ValueError(
-                f"priorities are finite and not negative; got {float(priority[place])} at position {place}"
+                f"priorities are finite and not negative; got {priority[place]} at position {place}"
             )
+        held = (numbers >= low) & (numbers < high)
         if priority.numel():
             self._largest = max(self._largest, float(priority.max()))
-        held = (numbers >= low) & (numbers < high)
-        if not bool(held.any()):
-            return 0
         places, back = (numbers[held] % self.capacity).unique(return_inverse=True)
         values = torch.zeros(len(places), dtype=torch.float64)
         self._write(places, self._raise(values.scatter_reduce_(0, back, priority[held], "amax")))
-        return int(held.sum())
+        return len(back)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the priorities, and the largest one."""
-        return {
-            "priorities": self._sums[0][: self.capacity].clone(),
-            "largest": torch.tensor(self._largest, dtype=torch.float64),
-        }
+        largest = torch.tensor(self._largest, dtype=torch.float64)
+        return {"priorities": self._sums[0][: self.capacity].clone(), "largest": largest}
 
     def load_state_dict(self, state: dict[str, Tensor], seen: int) -> None:
         """Take over priorities."""
@@ -217,17 +200,19 @@ class SliceSampler(RingSampler):
         pad: bool = False,
         pad_key: NestedKey = "is_pad",
     ) -> None:
-        super().__init__()
         if (traj_key is None) == (end_key is None):
             raise ValueError("episodes come from exactly one of traj_key and end_key")
         self.slice_len, self._pad, self._pad_key = check_count(slice_len, "slice_len"), pad, pad_key
         self._is_end, self.key = end_key is not None, traj_key if end_key is None else end_key
+        self._steps = torch.arange(slice_len)
 
     def start(self, capacity: int) -> None:
         """Forget all episodes."""
         super().start(capacity)
-        #: Where each episode begins, and how many slices begin before it; the last one is still open.
-        self._begins = torch.zeros(2, 64, dtype=torch.int64)
+        #: The number of the first row of each episode, how many slices begin before it, and their difference.
+        self._begins = torch.zeros(3, 64, dtype=torch.int64)
+        #: The first two for the oldest episode and for the last one, which is still open.
+        self._oldest = self._open = (0, 0)
         self._count = 0
         self._before: Tensor | None = None
 
@@ -237,47 +222,47 @@ class SliceSampler(RingSampler):
         if first > self.seen or not self._count:
             self._before, self._count = None, 0
             self._append(torch.tensor([first]))
-        ends = find_episode_ends(values, self._is_end, self._before) + first
-        self._append(ends)
+        self._append(find_episode_ends(values, self._is_end, self._before) + first)
         self._before, self.seen = values[-1:].clone(), stop
-
-    def _count_slices(self, sizes: Tensor) -> Tensor:
-        return sizes if self._pad else (sizes - self.slice_len + 1).clamp(min=0)
 
     def _append(self, begins: Tensor) -> None:
         last, count = self._count, self._count + len(begins)
-        if count > self._begins.shape[1]:
-            grown = torch.zeros(2, 2 * count, dtype=torch.int64)
-            grown[:, :last] = self._begins[:, :last]
-            self._begins = grown
+        if count >= self._begins.shape[1]:
+            self._begins = torch.cat([self._begins, torch.zeros(3, 2 * count, dtype=torch.int64)], 1)
         self._begins[0, last:count] = begins
         from_ = max(last - 1, 0)
-        slices = self._count_slices(self._begins[0, from_:count].diff())
-        if len(slices):
-            self._begins[1, from_ + 1 : count] = self._begins[1, from_] + slices.cumsum(0)
+        sizes = self._begins[0, from_:count].diff()
+        slices = sizes if self._pad else (sizes - self.slice_len + 1).clamp(min=0)
+        self._begins[1, from_ + 1 : count] = self._begins[1, from_] + slices.cumsum(0)
+        self._begins[2, from_:count] = self._begins[0, from_:count] - self._begins[1, from_:count]
         self._count = count
+        ends = self._begins[:2, [0, count - 1]].tolist()
+        self._oldest, self._open = zip(*ends)
 
-    def draw(
-        self, low: int, high: int, count: int, generator: torch.Generator
-    ) -> tuple[Tensor, dict[Any, Tensor]]:
+    def draw(self, low: int, high: int, count: int, generator: torch.Generator) -> Drawn:
         """Return the numbers of the rows of slices, in the time of a binary search."""
-        begins, before = self._begins[:, : self._count]
-        oldest = int(torch.searchsorted(begins, low, right=True)) - 1
-        top = int(before[-1] + self._count_slices(high - begins[-1]))
-        after = int(before[oldest + 1]) if oldest + 1 < self._count else top
-        bottom = min(int(before[oldest]) + max(low - int(begins[oldest]), 0), after)
+        begin, bottom = self._oldest
+        if low > begin:
+            bottom = self._find_bottom(low)
+        begin, top = self._open
+        top += high - begin if self._pad else max(high - begin - self.slice_len + 1, 0)
         if top <= bottom:
             raise ValueError(f"no episode in the buffer has {self.slice_len} rows yet: pad=True fills slices")
-        number = bottom + self._draw_uniform(top - bottom, count, generator)
-        episode = torch.searchsorted(before, number, right=True) - 1
-        first = begins[episode] + number - before[episode]
-        last = (
-            torch.where(episode + 1 < self._count, begins[(episode + 1).clamp(max=self._count - 1)], high)[
-                :, None
-            ]
-            - 1
-        )
-        rows = first[:, None] + torch.arange(self.slice_len)
+        slices = torch.randint(bottom, top, (count,), generator=generator)
+        episode = torch.searchsorted(self._begins[1, : self._count], slices, right=True).sub_(1)
+        rows = slices.add_(self._begins[2].index_select(0, episode))[:, None] + self._steps
+        if not self._pad:
+            return rows, {}
+        self._begins[0, self._count] = high
+        last = self._begins[0, episode + 1][:, None] - 1
+        return rows.minimum(last), {self._pad_key: rows > last}
+
+    def _find_bottom(self, low: int) -> int:
+        """Return how many slices begin before a row; forget episodes that are older, when they are many."""
+        oldest = int(torch.searchsorted(self._begins[0, : self._count], low, right=True)) - 1
         if oldest > 1024 and 2 * oldest > self._count:
-            self._begins, self._count = self._begins[:, oldest : self._count].clone(), self._count - oldest
-        return rows.minimum(last), {self._pad_key: rows > last} if self._pad else {}
+            self._begins, self._count = self._begins[:, oldest:].clone(), self._count - oldest
+            oldest = 0
+        begin, before = self._oldest = int(self._begins[0, oldest]), int(self._begins[1, oldest])
+        bottom = before + low - begin
+        return min(bottom, int(self._begins[1, oldest + 1])) if oldest + 1 < self._count else bottom

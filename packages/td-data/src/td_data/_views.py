@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,9 @@ _BLOCK = 1 << 20
 
 class View(ABC):
     """Rows that are read by position: ``view[positions]`` is a batch, ``view[i]`` one row."""
+
+    #: What decides the entries and the batch size of a batch, apart from those of the rows.
+    _form: object = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -77,25 +81,24 @@ class Concat(View):
             raise ValueError("Concat needs one part or more")
         self.lengths = [len(part) for part in self.parts]
         self._ends = torch.tensor(self.lengths).cumsum(0)
-        first = _find_rows(self.parts[0])
-        for number, part in enumerate(self.parts):
-            name = repr(self.names[number]) if self.names else str(number)
+        first, self._form = _find_rows(self.parts[0]), getattr(self.parts[0], "_form", None)
+        for name, part in zip(self.names or range(len(self.parts)), self.parts):
             rows = _find_rows(part)
-            if (rows is None) != (first is None) or _describe_form(part) != _describe_form(self.parts[0]):
+            if (rows is None) != (first is None) or getattr(part, "_form", None) != self._form:
                 raise StructureError(
-                    f"part {name} is a {type(part).__name__}, the first is a {type(self.parts[0]).__name__}, or rows of "
+                    f"part {name!r} is a {type(part).__name__}, the first is a {type(self.parts[0]).__name__}, or rows of "
                     "another length"
                 )
             if rows is None or first is None:
                 continue
             if self.names and "source" in rows.keys():  # noqa: SIM118
                 raise StructureError(
-                    f"part {name} has an entry 'source', which the names of the parts would replace"
+                    f"part {name!r} has an entry 'source', which the names of the parts would replace"
                 )
             try:
                 row_buffers.check_rows(first[:1], rows[:1])
             except StructureError as error:
-                raise StructureError(f"part {name} differs from the first part: {error}") from None
+                raise StructureError(f"part {name!r} differs from the first part: {error}") from None
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -103,11 +106,10 @@ class Concat(View):
     def _read(self, positions: Tensor) -> Any:
         source = torch.searchsorted(self._ends, positions, right=True)
         places, batches = [], []
-        for number, part in enumerate(self.parts):
-            place = (source == number).nonzero().flatten()
-            if len(place):
-                places.append(place)
-                batches.append(part[positions[place] - (self._ends[number] - self.lengths[number])])
+        for number in source.unique().tolist():
+            places.append((source == number).nonzero().flatten())
+            first = int(self._ends[number]) - self.lengths[number]
+            batches.append(self.parts[number][positions[places[-1]] - first])
         batch = self.parts[0][positions] if not batches else join_batches(batches)
         if len(batches) > 1:
             batch = batch[torch.cat(places).argsort()]
@@ -119,8 +121,7 @@ class Concat(View):
         """Return the parts of an epoch, such as packed documents in another order."""
         if not any(hasattr(part, "at_epoch") for part in self.parts):
             return self
-        result = Concat.__new__(Concat)
-        result.__dict__.update(self.__dict__)
+        result = copy.copy(self)
         result.parts = [part.at_epoch(epoch) if hasattr(part, "at_epoch") else part for part in self.parts]
         return result
 
@@ -133,27 +134,19 @@ class Concat(View):
         return blocks
 
 
-def _describe_form(view: Any) -> tuple[object, ...]:
-    """Return what decides the batch size of the rows of a view."""
-    own = type(view) if isinstance(view, (Slices, Packed)) else None
-    return own, *(getattr(view, name, None) for name in ("slice_len", "seq_len", "_extra") if own)
-
-
 def set_entry(batch: Any, key: NestedKey, value: Tensor) -> None:
     """Add an entry for the first batch dims of a batch, the same for all elements of further ones."""
     more = len(batch.batch_size) - value.ndim
-    batch.set(
-        key, value.view(*value.shape, *[1] * more).expand(batch.batch_size).clone() if more > 0 else value
-    )
+    if more > 0:
+        value = value.view(*value.shape, *[1] * more).expand(batch.batch_size).clone()
+    batch.set(key, value)
 
 
 def _find_rows(view: Any) -> Any:
     """Return the collection that a view gives rows of, or None for a user's view."""
-    while not is_tensor_collection(view):
-        view = getattr(view, "data", None) if isinstance(view, (Slices, Packed)) else None
-        if view is None:
-            return None
-    return view
+    while isinstance(view, (Concat, Slices, Packed)):
+        view = view.parts[0] if isinstance(view, Concat) else view.data
+    return view if is_tensor_collection(view) else None
 
 
 class Slices(View):
@@ -193,8 +186,9 @@ class Slices(View):
         self._stride, self._pad, self._pad_key = check_count(stride, "stride"), pad, pad_key
         if sum(value is not None for value in (traj_key, end_key, ends)) != 1:
             raise ValueError("episodes come from exactly one of traj_key, end_key and ends")
+        self._form = "Slices", slice_len, pad and pad_key
         if ends is None:
-            ends = _find_ends(data, traj_key, end_key)
+            ends = _find_ends(data, traj_key if end_key is None else end_key, end_key is not None)
         self._ends = _check_ends(ends, len(data), "rows")
         self._starts = torch.cat([self._ends.new_zeros(1), self._ends[:-1]])
         sizes = self._ends - self._starts
@@ -235,6 +229,8 @@ class Slices(View):
 
     def row_blocks(self) -> list[range]:
         """Return the slices whose first rows are in a block of the data, for a :class:`BlockSampler`."""
+        if not len(self):
+            return []
         own = self.data.row_blocks() if hasattr(self.data, "row_blocks") else [range(len(self.data))]
         starts = torch.tensor([block.start for block in own] + [len(self.data)])
         episode = torch.searchsorted(self._ends, starts, right=True).clamp(max=len(self._ends) - 1)
@@ -267,46 +263,35 @@ def _check_ends(ends: Any, count: int, what: str) -> Tensor:
     return result.cpu()
 
 
-def _find_ends(data: Any, traj_key: NestedKey | None, end_key: NestedKey | None) -> Tensor:
+def _find_ends(data: Any, key: Any, is_end: bool) -> Tensor:
     """Return the ends of episodes; reads one key, in blocks."""
-    count, found, before = len(data), [], None
-    for start in range(0, count, _BLOCK):
-        key = traj_key if end_key is None else end_key
-        values = _read_key(data, key, start, min(start + _BLOCK, count))
-        found.append(find_episode_ends(values, end_key is not None, before) + start)
-        before = values[-1:]
-    ends = torch.cat([*found, torch.tensor([count])]) if count else torch.empty(0, dtype=torch.int64)
-    result: Tensor = ends.unique()
-    return result
+    ends, count, before = [], 0, None
+    for values in _list_values(data, key):
+        ends.append(find_episode_ends(values, is_end, before) + count)
+        count, before = count + len(values), values[-1:]
+    found: Tensor = torch.cat([*ends, torch.tensor([count])]).unique()
+    return found[found > 0]
+
+
+def _list_values(data: Any, key: NestedKey) -> Iterator[Tensor]:
+    """Iterate over the values of a key, in blocks."""
+    if isinstance(data, Concat):
+        for part in data.parts:
+            yield from _list_values(part, key)
+        return
+    leaf = data.get(key, NO_DEFAULT) if is_tensor_collection(data) else None
+    for start in range(0, len(data), _BLOCK):
+        stop = min(start + _BLOCK, len(data))
+        yield data[torch.arange(start, stop)][key] if leaf is None else leaf[start:stop].clone()
 
 
 def find_episode_ends(values: Tensor, is_end: bool, before: Tensor | None) -> Tensor:
     """Return the positions after the ends of episodes in some rows, but for the end of the rows themselves."""
-    if is_end:
-        return (
-            values.flatten(1).any(1).nonzero().flatten() + 1
-            if values.ndim > 1
-            else values.nonzero().flatten() + 1
-        )
-    both = values if before is None else torch.cat([before, values])
-    changed = both[1:] != both[:-1]
-    changed = changed.flatten(1).any(1) if changed.ndim > 1 else changed
-    return changed.nonzero().flatten() + (1 if before is None else 0)
-
-
-def _read_key(data: Any, key: NestedKey | None, start: int, stop: int) -> Tensor:
-    if not isinstance(data, Concat):
-        is_own = is_tensor_collection(data)
-        found: Tensor = (
-            data.get(key, NO_DEFAULT)[start:stop].clone() if is_own else data[torch.arange(start, stop)][key]
-        )
-        return found
-    parts, first = [], 0
-    for part, length in zip(data.parts, data.lengths):
-        if first < stop and start < first + length:
-            parts.append(_read_key(part, key, max(start - first, 0), min(stop - first, length)))
-        first += length
-    return torch.cat(parts)
+    if not is_end:
+        both = values if before is None else torch.cat([before, values])
+        values = both[1:] != both[:-1]
+    values = values.flatten(1).any(1) if values.ndim > 1 else values
+    return values.nonzero().flatten() + (1 if is_end or before is None else 0)
 
 
 class Packed(View):
@@ -342,6 +327,7 @@ class Packed(View):
             raise ValueError(f"tokens has the keys {sorted(taken)}, which batches have for other entries")
         self.data, self.seq_len, self._shuffle = tokens, check_count(seq_len, "seq_len"), shuffle
         self._extra, self._seed = 0 if extra == 0 else check_count(extra, "extra"), check_seed(seed)
+        self._form = "Packed", seq_len + extra
         self._ends = _check_ends(ends, len(tokens), "tokens")
         self._starts = torch.cat([self._ends.new_zeros(1), self._ends[:-1]])
         self._turn(0)
@@ -360,8 +346,7 @@ class Packed(View):
         """Return the documents in the order of an epoch."""
         if epoch == self._epoch or not self._shuffle:
             return self
-        result = Packed.__new__(Packed)
-        result.__dict__.update(self.__dict__)
+        result = copy.copy(self)
         result._turn(epoch)
         return result
 
