@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from td_core import NestedKey, Serializer, TensorCollection, hookimpl, make_classmethod, save
+from td_core import Coercer, NestedKey, Serializer, TensorCollection, hookimpl, make_classmethod, save
 from td_core.spi import LazyFunction, as_named, check_regular
 from td_core.typing import DeviceType
 
@@ -235,6 +235,34 @@ def _export_array(self: TensorCollection, requested_schema: object = None) -> ob
     from ._arrow_capsules import export_array
 
     return export_array(self, requested_schema)
+
+
+#: The functions of ``_table_entries`` that make entries, and the classes that each of them takes.
+_ENTRIES: dict[str, tuple[str, ...]] = {
+    "read_column": ("pyarrow.Array", "pyarrow.ChunkedArray", "polars.Series"),
+    "read_series": ("pandas.Series", "pandas.Index", "pandas.api.extensions.ExtensionArray"),
+    "read_dataset_column": ("datasets.arrow_dataset.Column",),
+    "read_table": (
+        "pyarrow.Table",
+        "pyarrow.RecordBatch",
+        "polars.DataFrame",
+        "datasets.arrow_dataset.Dataset",
+    ),
+    "read_frame": ("pandas.DataFrame",),
+    "read_tensor": ("pyarrow.Tensor",),
+    "read_variable": ("xarray.DataArray", "xarray.Variable"),
+    "read_variables": ("xarray.Dataset",),
+    "refuse_unread": ("polars.LazyFrame", "pyarrow.RecordBatchReader", "pyarrow.dataset.Dataset"),
+}
+
+
+@hookimpl
+def td_coercers() -> Iterable[Coercer]:
+    """Return the coercers of columns and tables of other libraries, none of which is imported."""
+    return [
+        Coercer(classes, LazyFunction(__package__, "._table_entries", name))
+        for name, classes in _ENTRIES.items()
+    ]
 
 
 @hookimpl

@@ -1,0 +1,127 @@
+"""Entries of collections from columns and tables of Arrow, pandas, polars, xarray and Hugging Face."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from td_core import TensorDict
+from td_core.errors import FormatError
+from td_core.spi import as_tensor
+
+from ._from_arrow import as_table, from_arrow
+
+
+def read_column(column: Any, batch_size: torch.Size, device: object) -> Any:
+    """Return the elements of a column: a leaf, a jagged leaf, a collection for structs, or one value for each row.
+
+    Raises:
+        ValueError: numbers are missing where no NaN can stand for them.
+    """
+    if hasattr(column, "__arrow_c_stream__"):
+        array = pa.chunked_array(column)
+    else:
+        array = pa.array(column)
+    return _read_table(pa.table({"column": array}))._children()["column"]
+
+
+def read_series(series: Any, batch_size: torch.Size, device: object) -> Any:
+    """Return the elements of a column or index of pandas, as :func:`read_column`; objects become what a list of them does."""
+    if series.dtype == object and any(isinstance(item, (np.ndarray, torch.Tensor)) for item in series):
+        return _read_objects(series)
+    try:
+        array = pa.array(series, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return _read_objects(series)
+    return _read_table(pa.table({"column": array}))._children()["column"]
+
+
+def _read_objects(series: Any) -> Any:
+    """Return the entry of a list of the objects of a column, whose missing ones are None."""
+    items = [None if _is_missing(item) else item for item in series]
+    return TensorDict({"data": items}, [len(items)])._children()["data"]
+
+
+def _is_missing(item: object) -> bool:
+    """Return True for None, and for the missing values of pandas: NA, NaT and a NaN among objects."""
+    return (
+        item is None
+        or type(item).__name__ in ("NAType", "NaTType")
+        or (isinstance(item, float) and item != item)
+    )
+
+
+def read_dataset_column(column: Any, batch_size: torch.Size, device: object) -> Any:
+    """Return the elements of a column of a data set of Hugging Face."""
+    name = column.column_name
+    return _read_table(column.source.select_columns([name]))._children()[name]
+
+
+def read_table(table: Any, batch_size: torch.Size, device: object) -> Any:
+    """Return the collection of a table, with one batch dim."""
+    return _read_table(table)
+
+
+def read_frame(frame: Any, batch_size: torch.Size, device: object) -> Any:
+    """Return the collection of a data frame of pandas, without its index; columns of several levels become nested keys.
+
+    Raises:
+        FormatError: two columns have one name.
+    """
+    names = [tuple(map(str, name)) if isinstance(name, tuple) else str(name) for name in frame.columns]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise FormatError(f"two columns are called {repeated[0]!r}: rename one")
+    columns = [read_series(frame.iloc[:, i], batch_size, device) for i in range(len(names))]
+    return TensorDict(dict(zip(names, columns)), [len(frame)])
+
+
+def _read_table(table: Any) -> Any:
+    try:
+        return from_arrow(
+            as_table(table), nulls="auto", copy=True
+        )  # a frame does not change when a leaf does
+    except ValueError as error:
+        problem, found, _ = str(error).partition(": pass nulls=")
+        if not found:
+            raise
+        raise ValueError(
+            f"{problem}: fill them first, or convert the table by from_arrow(..., nulls=...)"
+        ) from error
+
+
+def read_tensor(tensor: Any, batch_size: torch.Size, device: object) -> Any:
+    """Return a tensor of Arrow as a leaf."""
+    return as_tensor(np.array(tensor.to_numpy()))
+
+
+def read_variable(variable: Any, batch_size: torch.Size, device: object) -> Any:
+    """Return the elements of an array of xarray; dates and text become values."""
+    return TensorDict({"data": variable.values}, batch_size)._children()["data"]
+
+
+def read_variables(data: Any, batch_size: torch.Size, device: object) -> Any:
+    """Return the collection of the data variables of a data set of xarray.
+
+    Its batch dims and their names are the dims that all of them share from the left. Coordinates are left out.
+    """
+    variables = {str(name): variable for name, variable in data.data_vars.items()}
+    shared: list[tuple[str, int]] = []
+    for column in zip(*(zip(map(str, each.dims), each.shape) for each in variables.values())):
+        if len({*column}) > 1:
+            break
+        shared.append(column[0])
+    entries = {name: variable.values for name, variable in variables.items()}
+    names = [name for name, _ in shared]
+    return TensorDict(entries, [size for _, size in shared], names=names or None)
+
+
+def refuse_unread(value: object, batch_size: torch.Size, device: object) -> Any:
+    """Raise TypeError for an object that reads its rows later."""
+    raise TypeError(
+        f"a {type(value).__name__} cannot be an entry: it is not in memory: collect() it, or use iter_batches"
+    )
