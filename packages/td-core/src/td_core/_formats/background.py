@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from .._python.public_names import set_module
 from ..typing import Progress
 
 
 @set_module("td_core")
-class TensorDictFuture(Future):  # type: ignore[type-arg]
+class TensorDictFuture(Future[Any]):
     """Future that ``return_early=True`` returns: its result is a collection, when all given futures are done.
 
     Args:

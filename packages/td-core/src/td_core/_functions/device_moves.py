@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import methodcaller
@@ -206,8 +206,10 @@ def convert_leaves(
     to = _make_mover(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
     if pin and device is not None and device.type != "cpu":
         # Without threads the map is lazy: one leaf is copied to the device while the next one is pinned.
-        leaves = _pin_leaves(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
-    result = list(map(to, leaves))
+        pinned: Iterable[Tensor] = _pin_leaves(leaves, threads) if threads else map(_pin, leaves)
+        result = list(map(to, pinned))
+    else:
+        result = list(map(to, leaves))
     if memory_format is not None:
         result = [_set_memory_format(leaf, memory_format) for leaf in result]
     if non_blocking is None:

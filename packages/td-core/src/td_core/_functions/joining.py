@@ -69,7 +69,8 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
             f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
             "use lazy_stack() to keep both"
         )
-    return _join_items(items, stack_plan(size, dim, len(items)), out)  # type: ignore[no-any-return]
+    result: ItemT = _join_items(items, stack_plan(size, dim, len(items)), out)
+    return result
 
 
 def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
@@ -112,7 +113,8 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
             sizes = [other for other in sizes if other[position]]
             size = sizes[0]
     plan = cat_plan(size, position, tuple([other[position] for other in sizes]))
-    return _join_items(unify_kinds(items, plan), plan, out)  # type: ignore[no-any-return]
+    result: ItemT = _join_items(unify_kinds(items, plan), plan, out)
+    return result
 
 
 def lazy_stack(input: Iterable[object], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
@@ -162,11 +164,12 @@ def _parse_options(
     return strict_shape, stack_dim_name
 
 
-def _set_dim_name(result: Any, dim: int, name: str | None) -> Any:
+def _set_dim_name(result: ItemT, dim: int, name: str | None) -> ItemT:
     if name is not None:
-        names = list(result._names or (None,) * len(result.batch_size))
+        node: Any = result
+        names = list(node._names or (None,) * len(node.batch_size))
         names[dim] = name
-        result.names = names
+        node.names = names
     return result
 
 
@@ -203,15 +206,18 @@ def maybe_dense_stack(
                 f"extra {sorted(map(str, actual - wanted))}"
             )
     try:
-        return _set_dim_name(stack(items, dim, out=out), dim, name)  # type: ignore[no-any-return]
+        dense: ItemT = stack(items, dim, out=out)
+        return _set_dim_name(dense, dim, name)
     except (StructureError, BatchSizeError):
         if not items or isinstance(items[0], Tensor):
             raise
     made, nested = _stack_level(items, dim) if out is None else (None, [])
     if made is None:
-        return lazy_stack(items, dim, out=out, **kwargs)  # type: ignore[no-any-return]
+        lazy: ItemT = lazy_stack(items, dim, out=out, **kwargs)
+        return lazy
     visit(_stack_nested, made, items, dim, nested)
-    return _set_dim_name(made, dim, name)  # type: ignore[no-any-return]
+    mixed: ItemT = _set_dim_name(made, dim, name)
+    return mixed
 
 
 def _stack_level(items: list[Any], dim: int) -> tuple[Any, list[str]]:

@@ -449,7 +449,8 @@ class Pairing:
             self.writes.copy(held, leaf, (*path, key))
             held = held.detach().clone()
         self.moves.append((slots, key, leaf, held, slot))
-        return held  # type: ignore[no-any-return]
+        old: Tensor = held
+        return old
 
     def _swap(self, owner: nn.Module, key: str, leaf: Tensor) -> tuple[dict[str, Any], Any]:
         """Return the dict that takes a leaf in place of a parameter (``_parameters`` or ``__dict__``), and its old content."""

@@ -11,7 +11,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +128,7 @@ def _disable_grad(method: MethodT) -> MethodT:
             return method(self, *args, **kwargs)
 
     wrapper.__module__, wrapper.__qualname__ = __name__, f"TensorDictParams.{method.__name__}"
-    return wrapper  # type: ignore[return-value]
+    return cast("MethodT", wrapper)
 
 
 class FixedSchema(EntrySchema):

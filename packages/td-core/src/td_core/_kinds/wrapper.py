@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ def _hand_on(method: MethodT) -> MethodT:
         return getattr(self._tensordict, name)(*args, **kwargs)
 
     call.__qualname__ = f"Wrapper.{name}"  # pickles of the method find it by this name
-    made: Any = name_method(call, name, "")
-    return made  # type: ignore[no-any-return]
+    return cast("MethodT", name_method(call, name, ""))
 
 
 class Wrapper(TensorCollection):

@@ -11,7 +11,7 @@ import inspect
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = [
     "get_defaults_to_none", "get_printoptions", "set_get_defaults_to_none", "set_printoptions",
@@ -121,8 +121,7 @@ class Switch:
             def wrapper(*args: Any, **kwargs: object) -> Any:
                 return self._wrap_function(fn, *args, **kwargs)
 
-        made: FnT = functools.wraps(fn)(wrapper)  # type: ignore[assignment]
-        return made
+        return cast("FnT", functools.wraps(fn)(wrapper))
 
     def _wrap_function(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         # Not ``with self``: torch.compile traces it only if the switch is created inside the graph.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from operator import eq
@@ -88,7 +88,8 @@ def foreach_kernel(name: str) -> Callable[..., Any] | None:
     >>> negated
     tensor([-1., -1.])
     """
-    return _find(f"_foreach_{name}")  # type: ignore[no-any-return]
+    kernel: Callable[..., list[Tensor]] | None = _find(f"_foreach_{name}")
+    return kernel
 
 
 def map_location() -> object:
@@ -301,10 +302,14 @@ def is_caller(func: object) -> bool:
 
 
 def _as_plain(
-    cls: type, func: Callable[..., object], types: object, args: object = (), kwargs: Any = None
+    cls: type[Tensor],
+    func: Callable[..., object],
+    types: object,
+    args: Iterable[object] = (),
+    kwargs: Mapping[str, object] | None = None,
 ) -> object:
     """Call a torch function with plain tensors instead of subclass tensors; slow fallback for the function of torch."""
-    plain: list[object] = [arg.as_subclass(Tensor) if isinstance(arg, cls) else arg for arg in args]  # type: ignore[attr-defined]
+    plain: list[object] = [arg.as_subclass(Tensor) if isinstance(arg, cls) else arg for arg in args]
     return func(*plain, **(kwargs or {}))
 
 

@@ -317,10 +317,8 @@ class Shell:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Shell):
             return False
+        # There is no hash: a header is a dict, which is not hashable.
         return self.meta == other.meta and is_same_value(dict(self.values), dict(other.values))
-
-    # A header is a dict, which is not hashable.
-    __hash__ = None  # type: ignore[assignment]
 
 
 def register_kind(kind: NodeKind) -> None:

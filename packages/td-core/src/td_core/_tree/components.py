@@ -60,14 +60,20 @@ def move_to_meta(leaf: Any, dtype: torch.dtype | None) -> Tensor:
     moved: Tensor = leaf.to("meta", dtype)
     if leaf.is_nested and leaf.layout is torch.jagged and not leaf.is_meta:
         lengths = leaf.offsets().diff() if leaf.lengths() is None else leaf.lengths()
-        moved.td_lengths = lengths.tolist()  # type: ignore[attr-defined]
+        _take_lengths(moved, lengths)
     return moved
+
+
+def _take_lengths(moved: Any, lengths: Tensor) -> None:
+    """Let a jagged tensor on the meta device take its lengths along."""
+    moved.td_lengths = lengths.tolist()
 
 
 def _list_components(leaf: Any) -> Sequence[Tensor]:
     """Return the components of a nested tensor; on the meta device, if its lengths were taken along."""
     if not leaf.is_meta or leaf.layout is not torch.jagged:
-        return leaf.unbind()  # type: ignore[no-any-return]
+        parts: Sequence[Tensor] = leaf.unbind()
+        return parts
     lengths, dim = getattr(leaf, "td_lengths", None), get_ragged_dim(leaf) - 1
     if lengths is None:
         raise StructureError(
@@ -199,10 +205,10 @@ def get_parts(leaf: Any) -> list[Tensor]:
 def _make_jagged_like(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     """Build a jagged tensor from values and component lengths, with the ragged dim of ``like``."""
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(values.device)
-    result: Any = JaggedParts(get_ragged_dim(like), values, offsets, None, _compute_bounds(lengths)).join()
+    result = JaggedParts(get_ragged_dim(like), values, offsets, None, _compute_bounds(lengths)).join()
     if values.is_meta:
-        result.td_lengths = lengths.tolist()
-    return result  # type: ignore[no-any-return]
+        _take_lengths(result, lengths)
+    return result
 
 
 def _compute_bounds(lengths: Tensor) -> tuple[int | None, int | None]:
@@ -243,8 +249,9 @@ def cat_components(plan: Any, leaves: Sequence[Any]) -> Tensor | None:
     if plan.stacks or plan.dim != 0:
         return None
     dims = {get_ragged_dim(leaf) for leaf in leaves}
-    values = [_get_compact_values(leaf) for leaf in leaves] if len(dims) == 1 else [None]
-    if any(value is None for value in values):
+    found = [_get_compact_values(leaf) for leaf in leaves] if len(dims) == 1 else []
+    values = [value for value in found if value is not None]
+    if len(values) < len(leaves):
         return join_components(leaves[0], [part for leaf in leaves for part in leaf.unbind()])
     lengths = torch.cat([leaf.offsets().diff() for leaf in leaves])
-    return _make_jagged_like(leaves[0], torch.cat(values, dims.pop() - 1), lengths)  # type: ignore[arg-type]
+    return _make_jagged_like(leaves[0], torch.cat(values, dims.pop() - 1), lengths)

@@ -223,18 +223,19 @@ def get_entry(root: Core, path: tuple[str, ...]) -> Child:
         if isinstance(node, Tensor):
             raise _key_through_leaf_error(path, depth)
         try:
-            node = node._get_child(part)
+            child = node._get_child(part)
         except KeyError:
-            raise missing_key_error(node, part, path[:depth]) from None  # type: ignore[arg-type]
+            raise missing_key_error(node, part, path[:depth]) from None
+        node = child
     return node
 
 
 def get_parent(root: Core, path: tuple[str, ...]) -> Core:
     """Return the node of the last key of a path, whose entry need not exist; KeyPathError if a parent is missing."""
-    entry: Any = get_entry(root, path[:-1])
+    entry = get_entry(root, path[:-1])
     if isinstance(entry, Tensor):
         raise _key_through_leaf_error(path, len(path) - 1)
-    return entry  # type: ignore[no-any-return]
+    return entry
 
 
 def _key_through_leaf_error(path: tuple[str, ...], depth: int) -> KeyThroughLeafError:

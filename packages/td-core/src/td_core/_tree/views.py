@@ -223,11 +223,14 @@ class _Walk:
         level = iter(children.items()) if values and type(children) is not dict else _level(node)
         return iter(sorted(level, key=itemgetter(0))) if self._how[3] else level
 
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
     def __reversed__(self) -> Iterator[Any]:
-        return reversed(list(self))  # type: ignore[call-overload]
+        return iter([*self][::-1])
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self)})"  # type: ignore[call-overload]
+        return f"{type(self).__name__}({list(self)})"
 
 
 class CollectionKeys(_Walk, Set[Any]):

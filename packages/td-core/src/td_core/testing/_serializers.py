@@ -81,7 +81,7 @@ class _Holder(TensorDictBase):
         )
 
 
-class _Version(tuple):  # type: ignore[type-arg]
+class _Version(tuple[int, ...]):
     """A type that is storable only with the serializer of a plugin."""
 
     def __repr__(self) -> str:
