@@ -189,7 +189,9 @@ def rebuild_stored_tensor(
     """Rebuild a stored tensor from a pickle."""
     twin = torch.empty(tuple(source.shape), dtype=source.dtype, device="meta")
     view = _wrap(cls, source, twin.as_strided(size, stride, offset), device)
-    return view.requires_grad_() if requires_grad else view  # type: ignore[return-value]
+    if requires_grad:
+        view.requires_grad_()
+    return view
 
 
 def read_all(leaves: Iterable[object]) -> list[Any]:
@@ -543,11 +545,14 @@ def _to(self: Any, *args: object, **kwargs: object) -> Tensor:
         if torch.device("meta") in [
             torch.device(item) for item in given if isinstance(item, (torch.device, str))
         ]:
-            return self._twin.to(*args, **kwargs)  # type: ignore[no-any-return]
+            twin: Tensor = self._twin.to(*args, **kwargs)
+            return twin
         self, *rest = as_memory([self, *args])
-        return self.to(*rest, **kwargs)  # type: ignore[no-any-return]
+        moved: Tensor = self.to(*rest, **kwargs)
+        return moved
     with without_torch_function():
-        return self.to(*args, **kwargs)  # type: ignore[no-any-return]
+        cast: Tensor = self.to(*args, **kwargs)
+    return cast
 
 
 def _with_read_arguments(method: Callable[..., ResultT]) -> Callable[..., ResultT]:

@@ -27,14 +27,16 @@ class MappedTensor(Tensor):
     Results of operations are plain tensors; so are views, whose elements a pickle contains.
     """
 
+    _origin: tuple[Callable[..., Tensor], tuple[object, ...]]
+
     # The operations of a plain tensor, at their speed, as those of a Parameter.
     __torch_function__ = torch.nn.Parameter.__torch_function__
     # torch formats the element of a tensor without dims only if its class is exactly Tensor.
     __format__ = StoredTensor.__format__
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Tensor], tuple[object, ...]]:
         """Reduce to the function that maps the leaf again, and its arguments."""
-        return self._origin  # type: ignore[attr-defined]
+        return self._origin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a copy in memory."""
@@ -50,7 +52,7 @@ def as_mapped(leaf: Tensor, rebuild: Callable[..., Tensor], *place: object) -> M
     tensor([0., 0., 0.])
     """
     mapped = leaf.as_subclass(MappedTensor)
-    mapped._origin = (rebuild, place)  # type: ignore[attr-defined]
+    mapped._origin = (rebuild, place)
     return mapped
 
 

@@ -231,11 +231,13 @@ def read_shape(sizes: Sequence[object], itemsize: int = 1) -> torch.Size:
     (torch.Size([3, 2]), torch.Size([1099511627776, 0]))
     """
     nbytes = itemsize
+    dims: list[int] = []
     for size in sizes:
         if type(size) is not int or not 0 <= size < _TOO_LARGE:
             raise ValueError(f"{size!r:.100} is not a size")
         nbytes *= size or 1  # a size of 0 would hide that the other ones are impossible
-    shape = torch.Size(sizes)  # type: ignore[arg-type]
+        dims.append(size)
+    shape = torch.Size(dims)
     if len(shape) > _MOST_DIMS:
         raise ValueError(f"a shape of {len(shape)} dims")
     if nbytes >= _TOO_LARGE:
