@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -126,9 +126,9 @@ class dispatch:  # noqa: N801  a decorator
                 tensordict, args, kwargs = read(source, args, kwargs)
                 return unpack_outputs(fn(tensordict, *args, **kwargs), tensordict, dest, None)
 
-        made: FnT = functools.wraps(fn)(wrapper)  # type: ignore[assignment]
-        made.__signature__ = _make_optional(signature, names[: 2 if is_method else 1])  # type: ignore[attr-defined]
-        return made
+        made: Any = functools.wraps(fn)(wrapper)
+        made.__signature__ = _make_optional(signature, names[: 2 if is_method else 1])
+        return cast("FnT", made)
 
     def _read(
         self, in_keys: Sequence[Key], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -281,7 +281,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
     @property
     def dist_params_keys(self) -> list[Key]:
         """Keys of the parameters."""
-        return self.in_keys  # type: ignore[no-any-return]
+        keys: list[Key] = self.in_keys
+        return keys
 
     @property
     def log_prob_keys(self) -> list[Key]:
@@ -502,7 +503,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
                 return dist.draw_and_score(method, shape)
             both = getattr(dist, f"{method}_and_log_prob", None)
             if both is not None:
-                return both(shape)  # type: ignore[no-any-return]
+                drawn: tuple[Tensor, Tensor] = both(shape)
+                return drawn
         return take_value(dist, kind, self.n_empirical_estimate, shape), None
 
     def _draw_with_generator(

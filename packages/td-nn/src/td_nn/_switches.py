@@ -10,7 +10,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from td_core import TensorCollection
 from td_core.spi import Switch
@@ -129,7 +129,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
                 return fn(module, *args, **kwargs)
             return self._wrap_function(fn, module, *args, **kwargs)
 
-        return wrapper  # type: ignore[return-value]
+        return cast("FnT", wrapper)
 
 
 def skip_existing() -> bool | list[Key]:

@@ -26,7 +26,8 @@ _MIN_SCALE = 1e-6
 
 def _compute_ndtr(x: Tensor) -> Tensor:
     """Compute the normal cdf; torch.special.ndtr loses precision for small probabilities."""
-    return erfc(-_SQRT_HALF * x).mul(0.5)  # type: ignore[no-any-return]
+    tail: Tensor = erfc(-_SQRT_HALF * x)
+    return tail.mul(0.5)
 
 
 def _drop_empty_mask(mask: Tensor) -> Tensor | None:
@@ -209,13 +210,13 @@ class TruncatedStandardNormal(dist.Distribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedStandardNormal:
         """Return a distribution with its batch dims expanded to ``batch_shape``."""
-        new: Any = self._get_checked_instance(TruncatedStandardNormal, _instance)  # type: ignore[no-untyped-call]
+        new: TruncatedStandardNormal = self._get_checked_instance(TruncatedStandardNormal, _instance)  # type: ignore[no-untyped-call]
         for name in self._expanded_names:
             value = getattr(self, name)
             setattr(new, name, value.expand(torch.Size(batch_shape)) if isinstance(value, Tensor) else value)
         dist.Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
         new._validate_args = self._validate_args
-        return new  # type: ignore[no-any-return]
+        return new
 
     _expanded_names: tuple[str, ...] = ("a", "b")
 

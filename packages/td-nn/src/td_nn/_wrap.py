@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -103,7 +103,7 @@ def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 return module(*args, **kwargs)
 
-        return functools.wraps(fn)(wrapper)  # type: ignore[return-value]
+        return cast("FnT", functools.wraps(fn)(wrapper))
 
     return decorate
 
