@@ -114,10 +114,12 @@ def as_json(table: object, nodes: list[_key_paths.Row]) -> str:
         return json.dumps(table, separators=(",", ":"))
     except TypeError:
         for path, node in _key_paths.walk(nodes):
+            if isinstance(node, int):  # a leaf
+                continue
             try:
                 json.dumps(node)
             except TypeError as error:
-                kind = node["kind"]  # type: ignore[index]  # a leaf is a number
+                kind = node["kind"]
                 raise CodecError(
                     f"cannot store the metadata of {show_path(path)}, of the kind {kind!r}: {error}"
                 ) from error

@@ -39,7 +39,7 @@ if torch.__version__ < (2, 10):  # type: ignore[operator]
     _untrack.argtypes, _untrack.restype = [ctypes.py_object], None
 
 
-class _Memory(ctypes.Array):  # type: ignore[type-arg]
+class _Memory(ctypes.Array[ctypes.c_ubyte]):
     """Memory at an address, as an array without a limit; the caller limits the view.
 
     Attributes:

@@ -20,10 +20,8 @@ class StaticValue:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
+        # There is no hash: equal values may have different ones, or be unhashable.
         return isinstance(other, StaticValue) and is_same_value(self.value, other.value)
-
-    # Equal values may have different hashes, or be unhashable.
-    __hash__ = None  # type: ignore[assignment]
 
 
 def make_static(value: object) -> tuple[str, object] | StaticValue:

@@ -297,7 +297,8 @@ class NonTensorNode(ValueNode):
             raise kind_mismatch_error(self, other, ())
         size, compare = self._batch_size, COMPARISONS[single]
         if _holds_rows_of(other, self):
-            return self._nest_values(len(other._batch_size))._compare(other, single)  # type: ignore[no-any-return]
+            result: Tensor = self._nest_values(len(other._batch_size))._compare(other, single)
+            return result
         right: Any = other._nest_values(len(size)) if _holds_rows_of(self, other) else other
         results = [compare(a, b) for a, b in zip(self._expand_values(size), right._expand_values(size))]
         return torch.tensor(results, dtype=torch.bool, device=self._device or "cpu").view(size)

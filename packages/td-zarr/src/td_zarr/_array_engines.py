@@ -210,5 +210,6 @@ def encode_zeros(info: ArrayInfo) -> bytes:
 
 def read_now(objects: Objects, info: ArrayInfo) -> np.ndarray[Any, Any]:
     """Read a whole array."""
+    result: np.ndarray[Any, Any]
     (result,) = wait_for_all([open_array(objects, info, strict=False).read()])
-    return result  # type: ignore[no-any-return]
+    return result
