@@ -98,7 +98,7 @@ REQUIRED = {
 PROVIDED = {
     "_locked": "Attribute: False, True if the user locked the node, or a true value if a storage backend did.",
     "_lock_parents": "Attribute: weak references to the locked nodes that hold the node.",
-    "_backends": "Attribute: the storage backends by name, or None; removed when the node is unlocked.",
+    "_backends": "Attribute: the storage backends by name, or None; unlocking the node removes those of siblings.",
     "_inner": "Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself.",
     "_tree_children": "Return the direct children: the members of a lazy stack, the entries of any other node.",
     "_zip_members": "Pair the nodes that hold the entries (the node, or the members of a lazy stack) with parts of others.",

@@ -138,3 +138,14 @@ def test_changed_private_function_warns_and_uses_fallback(path: str, monkeypatch
             assert CHANGED[path]()
     finally:
         _torch_private._find_tested.cache_clear()
+
+
+@pytest.mark.parametrize("torch_has_it", [True, False])
+def test_increase_versions_raises_that_of_each_tensor(
+    torch_has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch_has_it:
+        monkeypatch.setattr(_torch_private, "_find_tested", lambda path, call: None)
+    tensors = [torch.zeros(1), torch.nn.Parameter(torch.zeros(2))]
+    _torch_private.increase_versions(tensors)
+    assert [tensor._version for tensor in tensors] == [1, 1]

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 import td_core
 from td_core import Encoded, TensorCollection, decode, encode
@@ -211,11 +212,21 @@ def _fill(
 
 
 def _set_leaves(encoded: Encoded, leaves: list[Tensor]) -> None:
-    """Store leaves in the nodes that were encoded."""
+    """Store leaves in the nodes that were encoded. A parameter stays the one of its module, and moves."""
+    leaves = [
+        _move(old, new) if type(old) is Parameter else new
+        for old, new in zip(encoded.leaves, leaves, strict=True)
+    ]
     for node, row in zip(encoded.objects, encoded.nodes):
         for key, ref in row["entries"]:
             if isinstance(ref, list):
                 node._set_child(key, leaves[ref[0]])
+
+
+def _move(parameter: Tensor, leaf: Tensor) -> Tensor:
+    """Let a parameter refer to the memory of a leaf; return the parameter."""
+    parameter.data = leaf.detach()
+    return parameter
 
 
 def is_consolidated(self: TensorCollection) -> bool:

@@ -303,7 +303,7 @@ def attach_backend(collection: CollectionT, state: ConsolidatedBackend) -> Colle
     """Attach a storage backend to a collection, and return the collection."""
     node: Any = collection._inner()
     node._backends = {**(node._backends or {}), KEY: state}
-    return collection
+    return StorageBackend.pack(collection, state.storage)
 
 
 def get_backend(collection: Any) -> ConsolidatedBackend | None:

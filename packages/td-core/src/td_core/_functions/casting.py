@@ -20,6 +20,7 @@ from .._tree.backends import get_backends
 from .._tree.defaults import call_once_per_leaf, check_same_form, show_path
 from .._tree.devices import as_device, set_device_labels
 from .._tree.node import LEAF_KINDS, Core, copy_leaf
+from .._tree.packed import clone_packed
 from .._tree.walks import has_entries, list_nested, visit, walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
 from ..errors import KeyMismatchError, StructureError
@@ -69,6 +70,8 @@ def clone_leaves(node: CoreT, recurse: bool, options: dict[str, Any]) -> CoreT:
         return node._map(partial(copy_leaf, **options))
     if options:
         raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(options)}")
+    if node._inner()._backends is not None and (packed := clone_packed(node)) is not None:
+        return packed
     for attachment in get_backends(node):
         copied = attachment.clone(node)
         if copied is not None:

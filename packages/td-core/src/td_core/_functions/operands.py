@@ -27,6 +27,7 @@ from .._tree.views import list_foreign
 from .._tree.walks import has_entries, map_levels, zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from .._writes.inplace import write_leaves
+from .._writes.packed import try_write_packed
 from .._writes.run import clone_overlapping
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_pairs, expand_to_match, extend_batch, find_longer_size, stack_like
@@ -135,6 +136,8 @@ def _expand_for_tensor(node: CoreT, name: str, tensor: Tensor) -> CoreT:
 
 def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:
     """Apply a binary operation in place. Return NotImplemented if ``other`` cannot be an operand."""
+    if node._inner()._backends is not None and try_write_packed(node, this, other):
+        return node
     leaves: list[Tensor] = []
     try:
         if type(other) is type(node) and other.batch_size == node.batch_size:

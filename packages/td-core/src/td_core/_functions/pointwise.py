@@ -24,6 +24,7 @@ from .._tree.coerce import build_nested
 from .._tree.node import Core
 from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
+from .._writes.packed import Beside, try_write_packed
 from ..errors import StructureError
 from .broadcasting import align_columns, expand_to_match, find_longer_size
 from .flags import combine_flags, combine_logical
@@ -120,11 +121,14 @@ def apply_unary(node: CoreT, name: str) -> CoreT:
 
 def apply_unary_inplace(node: CoreT, name: str) -> CoreT:
     """Apply an operation to each leaf in place; return the collection."""
+    this = OPS[name]
+    if node._inner()._backends is not None and try_write_packed(node, this):
+        return node
     try:
         leaves = node._leaves()
     except AttributeError as error:
         raise_foreign(error, name, node)
-    write_leaves(name, node, OPS[name], leaves)
+    write_leaves(name, node, this, leaves)
     return node
 
 
@@ -332,11 +336,22 @@ def _number_beside(leaf: Tensor, number: object) -> Tensor:
     return torch.as_tensor(number, dtype=dtype_beside(leaf.dtype, kind), device=leaf.device)
 
 
+def _as_packed_operand(operand: Operand) -> Operand:
+    """Return an operand of three for a packed collection: a number becomes a tensor of the dtype of each run."""
+    if isinstance(operand, (Tensor, Core)) or not isinstance(operand, NUMBERS):
+        return operand
+    return Beside(lambda run: _number_beside(run, operand))
+
+
 def apply_ternary(
     node: CoreT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
 ) -> CoreT:
     """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
     leaves: list[Tensor] = []
+    if name.endswith("_") and node._inner()._backends is not None:
+        weight = second if keep_number else _as_packed_operand(second)
+        if try_write_packed(node, this, _as_packed_operand(first), weight):
+            return node
     try:
         if not name.endswith("_"):
             node = _broadcast_batch(node, first, second)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from functools import reduce as reduce_in_order
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from .._torch.dtypes import as_dtype
 from .._torch.kernels import foreach, make_op
 from .._tree.defaults import show_path
 from .._tree.node import Core, CoreT, identity, make_dense
+from .._tree.packed import list_filled
 from .._tree.walks import has_entries, visit, zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
 from ..errors import DimNamesError, StructureError
@@ -252,7 +254,7 @@ def reduce_bools(
         return transform(
             name, node, reduce_plan(tuple(node.batch_size), dims, False, make_call(name, False, {}))
         )
-    leaves = node._leaves()
+    leaves = list_filled(node) or node._leaves()
     try:
         return combine(map(leaf, leaves))
     except LEAF_ERRORS as error:
@@ -260,9 +262,19 @@ def reduce_bools(
 
 
 def compute_norms(
-    node: CoreT, out: object, dtype: DtypeLike | None, key_transform: KeyTransform | None
-) -> CoreT:
-    """Compute the 2-norm of each leaf, see ``norm``."""
+    node: CoreT,
+    out: object,
+    dtype: DtypeLike | None,
+    key_transform: KeyTransform | None,
+    reduce: bool | None,
+) -> Any:
+    """Compute the 2-norm of each leaf, or of all leaves together, see ``norm``."""
+    if reduce:
+        if out is not None or key_transform is not None:
+            raise TypeError(
+                "norm(reduce=True) returns one tensor, so it takes neither out= nor key_transform="
+            )
+        return _compute_norm(node, as_dtype(dtype))
     leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=as_dtype(dtype))
     if dtype is None and node._members_and_dim() is None and not torch.compiler.is_compiling():
         leaf = _make_norm(node._leaves())
@@ -320,6 +332,24 @@ def compute_quantiles(
         )
         result = transform("quantile", node, plan)
     return result if key_transform is None else _rename_all_keys(result, key_transform)
+
+
+def _compute_norm(node: Core, dtype: torch.dtype | None) -> Tensor:
+    """Compute the 2-norm of all leaves together."""
+    leaves = _check_leaves(node, "norm", list_filled(node) or node._leaves())
+    try:
+        if dtype is None:
+            norms = [*foreach(_NORM, leaves)]
+        else:
+            norms = [torch.linalg.vector_norm(leaf, dtype=dtype) for leaf in leaves]
+    except LEAF_ERRORS as error:
+        raise_at_leaf(error, "norm", node, _NORM.single, node._leaves())
+    first = norms[0]
+    if len(norms) == 1:
+        return first
+    wide = reduce_in_order(torch.promote_types, [norm.dtype for norm in norms])
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first.device, wide) for norm in norms]))
+    return total
 
 
 def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -414,7 +444,10 @@ def concat_features(node: Core, name: str) -> Tensor:
 def concat_elements(node: Core, name: str, dim: int | None) -> Tensor:
     """Concatenate the leaves along ``dim``, or all their elements in one dim if ``dim`` is None."""
     if dim is None:
-        return torch.cat([leaf.flatten() for leaf in _check_leaves(node, name, node._leaves())])
+        filled = list_filled(node)
+        if filled is None:
+            return torch.cat([leaf.flatten() for leaf in _check_leaves(node, name, node._leaves())])
+        return filled[0] if len(filled) == 1 else torch.cat(filled)
     leaves = _list_tensors(node, name)
     shapes = [list(leaf.shape) for leaf in leaves]
     try:

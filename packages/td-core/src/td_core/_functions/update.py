@@ -7,14 +7,14 @@ them. So if a check raises, the collection is unchanged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from .._plans.index import plan_index
 from .._torch.arrays import tensors_in
 from .._torch.kernels import Op, make_op
-from .._tree.coerce import convert_source
+from .._tree.coerce import NUMBERS, convert_source
 from .._tree.defaults import add_key_note, get_entry, get_parent, missing_key_error
 from .._tree.key_trees import filter_entries, parse_requested_keys
 from .._tree.keys import unravel_key_to_tuple
@@ -23,11 +23,12 @@ from .._tree.ragged import list_distinct_members
 from .._tree.walks import has_entries, visit
 from .._writes.index import write_leaf_at
 from .._writes.inplace import write_leaves, write_unrecorded
+from .._writes.packed import try_write_packed
 from .._writes.pair import try_copy_whole
 from .._writes.run import Transaction, put_value
 from .._writes.update import Update, try_merge, write_entry
 from ..errors import StructureError
-from ..typing import NestedKey
+from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .entries import get_default
 
 Path = tuple[str, ...]
@@ -112,8 +113,17 @@ def copy_updated(node: CoreT, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return node._shallow_copy().update(source, **kwargs)
 
 
-def fill_leaves(root: Core, path: Path, value: float | bool) -> None:
-    """Fill the leaf at a key path, or the leaves below the node there, with one number."""
+def fill_leaves(root: Core, key: NestedKey | float, value: float | NoDefault) -> None:
+    """Fill the leaf at a key, or the leaves below the node there, with a number; all leaves if there is only the number."""
+    if value is NO_DEFAULT:
+        if not isinstance(key, NUMBERS):
+            raise TypeError(f"fill_() takes a key and a number, or a number for all leaves; got only {key!r}")
+        path: Path = ()
+        value = key
+    else:
+        path = unravel_key_to_tuple(cast("NestedKey", key))
+    if not path and root._inner()._backends is not None and try_write_packed(root, _FILL, value):
+        return
     write_unrecorded(
         root, lambda target: write_leaves("fill_", target, _FILL, _list_leaves(target, path), value)
     )
@@ -121,6 +131,8 @@ def fill_leaves(root: Core, path: Path, value: float | bool) -> None:
 
 def zero_leaves(root: Core) -> None:
     """Set every leaf to zero."""
+    if root._inner()._backends is not None and try_write_packed(root, _ZERO):
+        return
     try:
         write_leaves("zero_", root, _ZERO, root._leaves())
     except StructureError:
@@ -157,6 +169,8 @@ def _write_entry_at(root: Any, path: Path, value: Any, index: object, non_blocki
 
 def _list_leaves(root: Any, path: Path) -> list[Tensor]:
     """Return the leaf at a key path, or the leaves below the node there. In a lazy stack, return those of the members."""
+    if not path:
+        return list(root._leaves())
     leaves: list[Tensor] = []
     for node in list_distinct_members([get_parent(root, path)]):
         entry = get_entry(node, path[-1:])

@@ -24,6 +24,7 @@ from .._functions.casting import (
 )
 from .._tree.defaults import get_data
 from .._tree.node import Core
+from .._tree.packed import keep_packed
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 
 
@@ -63,7 +64,7 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach()["a"].requires_grad
         False
         """
-        return self._map(keep_ties(self, Tensor.detach))
+        return keep_packed(self, self._map(keep_ties(self, Tensor.detach)), Tensor.detach)
 
     def detach_(self) -> Self:
         """Detach the leaves from the autograd graph, in place; return self.
@@ -90,7 +91,7 @@ class CastingMixin(Core):
         >>> td["a"]
         tensor([1., 1.], requires_grad=True)
         """
-        return self._map(keep_ties(self, get_data))
+        return keep_packed(self, self._map(keep_ties(self, get_data)), get_data)
 
     @data.setter
     def data(self, value: Core) -> None:

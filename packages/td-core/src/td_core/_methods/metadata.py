@@ -27,6 +27,7 @@ from .._tree.dim_names import check_names, store_names
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_no_entry
 from .._tree.node import Child, Core
+from .._tree.packed import is_packed
 from .._tree.walks import expand, has_entries
 from ..typing import Names, NestedKey
 
@@ -208,6 +209,17 @@ class MetadataMixin(Core):
         False
         """
         return not has_lazy_stack(self) and all(leaf.is_contiguous() for leaf in self._leaves())
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether all leaves are still views of one storage, so that one kernel can write all of them.
+
+        The collections that td-distributed consolidates, receives or loads are packed, and their clones.
+
+        >>> TensorDict({"a": 1}).is_packed
+        False
+        """
+        return is_packed(self)
 
     def is_shared(self) -> bool:
         """Return True if every leaf is in shared memory or a mapped file, as CUDA leaves always are; False without leaves.

@@ -75,18 +75,24 @@ class ReductionMixin(Core):
         out: object = None,
         dtype: DtypeLike | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Self:
+        reduce: bool | None = None,
+    ) -> Any:
         """Return the 2-norm of each leaf over all its dims; the batch size of the result is [].
 
         Args:
             out: a collection that the result is written into; it may be empty.
             dtype: the dtype to compute in.
             key_transform: a function from the key of an entry, without its parents, to its new key.
+            reduce: return the norm of all elements of all leaves, one tensor.
 
-        >>> TensorDict({"a": torch.tensor([3.0, 4.0])}).norm()["a"]
-        tensor(5.)
+        Raises:
+            TypeError: ``reduce`` with ``out`` or ``key_transform``.
+
+        >>> td = TensorDict({"a": torch.tensor([3.0, 4.0]), "b": torch.tensor(12.0)})
+        >>> td.norm()["a"], td.norm(reduce=True)
+        (tensor(5.), tensor(13.))
         """
-        return compute_norms(self, out, dtype, key_transform)
+        return compute_norms(self, out, dtype, key_transform, reduce)
 
     def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: object = None) -> Self:
         """Return the logarithm of the sum of exponentials, over batch dims.

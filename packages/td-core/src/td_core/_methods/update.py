@@ -29,7 +29,7 @@ from .._writes.index import IndexedWrite, check_broadcast
 from .._writes.pair import is_basic, try_copy_whole
 from .._writes.run import Transaction
 from .._writes.update import Update
-from ..typing import NestedKey
+from ..typing import NO_DEFAULT, NestedKey, NoDefault
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -234,17 +234,22 @@ class UpdateMixin(Core):
         """
         return copy_updated(self, args, kwargs)
 
-    def fill_(self, key: NestedKey, value: float | bool) -> Self:
+    def fill_(self, key: NestedKey | float, value: float | NoDefault = NO_DEFAULT) -> Self:
         """Fill an entry, or all leaves of a nested collection, with one number in place.
+
+        Args:
+            key: the entry; or the number, to fill all leaves.
+            value: the number.
 
         Raises:
             KeyPathError: the entry does not exist.
             StructureError: a leaf cannot be written in place; nothing was written.
+            TypeError: there is no number.
 
-        >>> TensorDict({"a": torch.zeros(2)}).fill_("a", 3)["a"]
-        tensor([3., 3.])
+        >>> TensorDict({"a": torch.zeros(2)}).fill_("a", 3)["a"], TensorDict({"a": torch.zeros(2)}).fill_(0.5)["a"]
+        (tensor([3., 3.]), tensor([0.5000, 0.5000]))
         """
-        fill_leaves(self, unravel_key_to_tuple(key), value)
+        fill_leaves(self, key, value)
         return self
 
     def zero_(self) -> Self:

@@ -25,8 +25,8 @@ __all__ = [
     "add_batch_dim", "add_safe_name", "assert_in_graph", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
     "find_refusing_transform", "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel",
     "functorch_level", "is_caller", "guard_forms", "is_read_only_view", "is_traced", "map_location", "get_mapped_dim",
-    "make_nested_view", "new_object", "plain_results", "get_ragged_dim", "get_cached_seqlens", "make_wrapper", "pytree",
-    "without_torch_function", "unmap", "unwrap_transforms", "count_users", "wrap_jacobians",
+    "make_nested_view", "new_object", "plain_results", "get_ragged_dim", "get_cached_seqlens", "increase_versions",
+    "make_wrapper", "pytree", "without_torch_function", "unmap", "unwrap_transforms", "count_users", "wrap_jacobians",
     "wrap_vmap",
 ]  # fmt: skip
 
@@ -404,3 +404,26 @@ def count_users(memory: torch.UntypedStorage) -> int | None:
     """
     count = _find_tested("_C._storage_Use_Count", _count_users_of_new)
     return None if count is None else int(count(memory._cdata))
+
+
+def _increase_two(increase: Callable[[list[Tensor]], None]) -> None:
+    tensors = [torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")]
+    increase(tensors)
+    if [tensor._version for tensor in tensors] != [1, 1]:
+        raise RuntimeError("it does not raise the versions")
+
+
+def increase_versions(tensors: list[Tensor]) -> None:
+    """Raise the version of each tensor, as a write in place does.
+
+    >>> tensor = torch.zeros(1)
+    >>> increase_versions([tensor])
+    >>> tensor._version
+    1
+    """
+    increase = _find_tested("_C._increment_version", _increase_two)
+    if increase is not None:
+        increase(tensors)
+        return
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .node import Core
+from .packed import pack_root
 
 NodeT = TypeVar("NodeT", bound=Core)
 
@@ -26,6 +27,14 @@ class StorageBackend:
     """
 
     __slots__ = ()
+
+    @staticmethod
+    def pack(node: NodeT, storage: Tensor) -> NodeT:
+        """Record that all leaves of ``node`` may be views of ``storage``, a vector of bytes; return ``node``.
+
+        This is checked at each use. Operations in place then run one kernel for each run of leaves of one dtype.
+        """
+        return pack_root(node, storage)
 
     def clone(self, node: NodeT) -> NodeT | None:
         """Return an unlocked copy of ``node``."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import LockedError, UnsupportedOperationError
 from .node import Core
+from .packed import keep_mark
 from .walks import list_holders, walk
 
 #: Value of ``_locked`` if a storage backend locked the node, and not the user.
@@ -98,7 +99,7 @@ def unlock(root: Core) -> None:
             continue
         node._locked = False
         node._lock_parents = None
-        node._backends = None
+        node._backends = keep_mark(node._backends)
         todo += [child._inner() for child in node._tree_children() if not isinstance(child, Tensor)]
 
 

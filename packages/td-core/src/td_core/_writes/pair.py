@@ -32,6 +32,7 @@ from .check import (
     is_all_strided,
     remember,
 )
+from .packed import try_copy_packed
 from .run import try_copy_fused
 
 #: Dtypes for which some versions of torch cannot write at an index tensor or mask.
@@ -90,6 +91,9 @@ def try_copy_whole(
     target: Core, source: object, non_blocking: bool = False, plan: IndexPlan | None = None
 ) -> bool:
     """Copy all leaves of a collection or dict, in one fused call if a plan is not of positions or a mask."""
+    if plan is None and target._inner()._backends is not None:
+        if try_copy_packed(target, source, non_blocking):
+            return True
     leaves, values = _pair_leaves(target, source)
     if plan is None or is_basic(plan.index):
         return try_copy_leaves(target, leaves, source, values, non_blocking, plan)

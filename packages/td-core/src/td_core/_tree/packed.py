@@ -1,0 +1,313 @@
+"""Packed collections: all leaves are views of one storage, so that one kernel can do the work of one for each leaf.
+
+The root has a mark of its storage and of what each leaf was. Before the storage is used in place of the leaves,
+everything that could have changed since is compared: keys, entries, addresses, and the forms of the leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, pairwise
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._torch.kernels import PLAIN
+from .._torch.private import functorch_level, guard_forms, increase_versions, is_traced
+from .node import Core, CoreT
+from .walks import walk
+
+#: Key of the mark in ``_backends``. Unlocking a node keeps it: the leaves stay where they are.
+PACKED = "packed"
+
+#: Leaves that are less than this number of bytes apart are neighbours: the bytes between them align the second one.
+_APART = 16
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+_VERSION = attrgetter("_version")
+_DATA_PTR = Tensor.data_ptr
+
+
+class Place(NamedTuple):
+    """The bytes of a leaf in a storage.
+
+    Attributes:
+        start: its first byte.
+        stop: the byte after its last.
+        dtype: its dtype.
+        shape: its shape.
+        steps: its strides, those of a contiguous tensor.
+    """
+
+    start: int
+    stop: int
+    dtype: torch.dtype
+    shape: torch.Size
+    steps: tuple[int, ...]
+
+
+class Packed:
+    """The storage of a packed collection, and what its leaves were when it was read.
+
+    Attributes:
+        storage: a vector of bytes that all leaves are views of.
+        device: its device.
+        places: the place of each leaf, in the order of ``_leaves()``.
+        runs: a vector for each run of neighbouring leaves of one dtype, gaps included.
+        filled: vectors that together have the elements of all leaves once, without gaps.
+        has_scalars: True if a leaf has no dims.
+        is_new: True before the first operation, which does not read the leaves.
+        requires_grad: True if a leaf requires grad.
+        dtypes: the dtypes of the runs.
+    """
+
+    __slots__ = (
+        "_addresses", "_apart", "_has_same_forms", "_layout", "_leaves", "_levels", "_twin", "device", "dtypes", "filled",
+        "has_scalars", "is_new", "places", "requires_grad", "runs", "storage",
+    )  # fmt: skip
+
+    places: list[Place]
+    runs: list[Tensor]
+    filled: list[Tensor]
+    dtypes: set[torch.dtype]
+    has_scalars: bool
+    requires_grad: bool
+
+    def __init__(self, storage: Tensor) -> None:
+        self.storage = storage
+        self.device = storage.device
+        self.is_new = True
+        self._leaves: list[Tensor] | None = None
+
+    def is_unchanged(self, root: Core) -> bool:
+        """Return True if keys, entries, addresses and forms are those that were read."""
+        leaves = self._leaves
+        if leaves is None:
+            return False
+        for node, keys, entries in self._levels:
+            held: Any = (root if node is None else node._inner())._children()
+            if [*held] != keys or not all(map(is_, [*held.values()], entries)):
+                return False
+        return [*map(_DATA_PTR, leaves)] == self._addresses and self._has_same_forms(*leaves)
+
+    def read(self, root: Core) -> bool:
+        """Find the places of all leaves in the storage; False if a leaf is elsewhere, or two of them overlap."""
+        self._leaves = None
+        levels = _list_levels(root)
+        leaves = root._leaves()
+        places = None if levels is None else _find_places(levels, leaves, self.storage)
+        used = None if places is None else _order_places(places)
+        if levels is None or places is None or used is None:
+            return False
+        # The mark belongs to the root, so a reference to it would be a cycle.
+        self._levels = [(None if node is root else node, keys, entries) for node, keys, entries in levels]
+        self.places = places
+        self._set_runs(used)
+        self.has_scalars = any(not place.shape for place in self.places)
+        self.requires_grad = any(map(_REQUIRES_GRAD, leaves))
+        self._layout = [
+            (keys, [isinstance(entry, Tensor) for entry in entries]) for _, keys, entries in self._levels
+        ]
+        self._twin: object = self._layout
+        distinct = [*{id(leaf): leaf for leaf in leaves}.values()]
+        self._addresses = [*map(_DATA_PTR, distinct)]
+        self._has_same_forms = guard_forms(distinct)
+        #: Leaves with their own version counter, such as parameters that were moved; None until the first write.
+        self._apart: list[Tensor] | None = None
+        self._leaves = distinct
+        return True
+
+    def _set_runs(self, used: list[Place]) -> None:
+        """Make the runs of leaves, and the parts of them without gaps."""
+        whole = self.storage.detach()
+        self.dtypes = {place.dtype for place in self.places}
+        # torch refuses a dtype in leaves without elements, too.
+        empty = [whole[:0].view(dtype) for dtype in self.dtypes - {place.dtype for place in used}]
+        self.runs = [_view(whole, run[0], run[-1]) for run in _split(used, _APART)] + empty
+        self.filled = [_view(whole, run[0], run[-1]) for run in _split(used, 1)] + empty
+
+    def is_like(self, other: Packed) -> bool:
+        """Return True if another collection has the same keys, and its leaves the same places in their own storage."""
+        # Remember the last equal layout: comparing all places costs more than a kernel.
+        if other is self or other._layout is self._twin:
+            return True
+        if self.places != other.places or self._layout != other._layout:
+            return False
+        mine, others = (item.storage.untyped_storage().data_ptr() for item in (self, other))
+        if mine == others:  # torch refuses to write a part of a storage while it reads one that overlaps
+            return False
+        self._twin = other._layout
+        return True
+
+    def read_versions(self) -> list[int] | None:
+        """Return the version of each leaf before the first write; None if it is known which ones a write raises."""
+        return [*map(_VERSION, self._leaves or ())] if self._apart is None else None
+
+    def raise_versions(self, before: list[int] | None) -> None:
+        """Raise the versions of the leaves that a write to the storage left, with the versions before it."""
+        if before is not None:
+            self._apart = [
+                leaf for leaf, version in zip(self._leaves or (), before) if leaf._version == version
+            ]
+        if self._apart:
+            increase_versions(self._apart)
+
+
+_START_STOP = attrgetter("start", "stop")
+
+
+def pack_root(root: CoreT, storage: Tensor) -> CoreT:
+    """Record that all leaves of a collection may be views of a storage, a vector of bytes; return the collection."""
+    node: Any = root._inner()
+    node._backends = {**(node._backends or {}), PACKED: Packed(storage)}
+    return root
+
+
+def keep_packed(root: Core, result: CoreT, convert: Callable[[Tensor], Tensor]) -> CoreT:
+    """Return a collection of converted leaves in the same memory, which is packed if the collection is."""
+    held = root._inner()._backends
+    return result if held is None or PACKED not in held else pack_root(result, convert(held[PACKED].storage))
+
+
+def keep_mark(held: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return what is left of the storage backends of a node that is unlocked: the mark of a packed one."""
+    return None if held is None or PACKED not in held else {PACKED: held[PACKED]}
+
+
+def find_packed(root: Core, is_operand: bool = False) -> Packed | None:
+    """Return the mark of a packed collection if the storage can be used in place of the leaves, else None.
+
+    ``is_operand``: only read the storage, in an operation on another packed collection.
+    """
+    node: Any = root._inner()
+    held = node._backends
+    mark: Packed | None = None if held is None else held.get(PACKED)
+    if mark is None or torch.compiler.is_compiling():
+        return None
+    if not is_operand and _is_in_mode(mark.device):
+        return None
+    if mark.is_new:
+        # Many collections, such as those of ``td.data``, are used once, and reading costs more than that.
+        mark.is_new = False
+        return None
+    if not mark.is_unchanged(node) and not mark.read(node):
+        # What was replaced or moved does not come back, so the next operation must not look again.
+        node._backends = {key: item for key, item in (node._backends or {}).items() if key != PACKED} or None
+        return None
+    return None if mark.requires_grad and torch.is_grad_enabled() else mark
+
+
+def _is_in_mode(device: torch.device) -> bool:
+    """Return True if torch runs operations in another way than usual."""
+    return (
+        functorch_level() is not None
+        or torch.is_inference_mode_enabled()
+        or torch.are_deterministic_algorithms_enabled()
+        or torch.is_autocast_enabled(device.type)
+    )
+
+
+def is_packed(root: Core) -> bool:
+    """Return True if all leaves are views of one storage, see :attr:`TensorCollection.is_packed`."""
+    node = root._inner()
+    held = node._backends
+    mark: Packed | None = None if held is None else held.get(PACKED)
+    if mark is None or is_traced():
+        return False
+    mark.is_new = False
+    return mark.is_unchanged(node) or mark.read(node)
+
+
+def clone_packed(root: CoreT) -> CoreT | None:
+    """Return a packed copy of a packed collection; None for others."""
+    mark = find_packed(root) if is_packed(root) else None
+    if mark is None:
+        return None
+    storage = mark.storage.clone()
+    views = _make_views(storage, {*mark.places})
+    return pack_root(root._unflatten([views[place] for place in mark.places]), storage)
+
+
+def list_filled(root: Core) -> list[Tensor] | None:
+    """Return vectors that together have each element of a packed collection once; None for others, and for tied leaves."""
+    mark = find_packed(root)
+    if mark is None or len({*mark.places}) < len(mark.places):
+        return None
+    return mark.filled
+
+
+def _list_levels(root: Core) -> list[tuple[Core, list[str], list[Any]]] | None:
+    """Return each node with its keys and entries; None if a node makes its entries when they are read, or has values."""
+    levels = []
+    for node in walk(root):
+        inner = node._inner()
+        held = inner._children()
+        if type(held) is not dict or inner._children() is not held:
+            return None
+        levels.append((node, [*held], [*held.values()]))
+    return levels
+
+
+def _find_places(
+    levels: list[tuple[Core, list[str], list[Any]]], leaves: list[Tensor], storage: Tensor
+) -> list[Place] | None:
+    """Return the place of each leaf in a storage; None if a leaf is elsewhere, or is not an entry of the levels."""
+    if not leaves or storage.is_meta or storage.is_inference():
+        return None
+    entries = {id(entry) for _, _, held in levels for entry in held if isinstance(entry, Tensor)}
+    places = [place for leaf in leaves if (place := _find_place(leaf, storage)) is not None]
+    return places if len(places) == len(leaves) and entries == {*map(id, leaves)} else None
+
+
+def _order_places(places: list[Place]) -> list[Place] | None:
+    """Return the places that have bytes in their order, each once; None if two of them overlap."""
+    used = sorted({place for place in places if place.start < place.stop}, key=_START_STOP)
+    return None if any(first.stop > second.start for first, second in pairwise(used)) else used
+
+
+def _find_place(leaf: Tensor, storage: Tensor) -> Place | None:
+    """Return the place of a leaf in a storage; None if it is not a plain contiguous view of it."""
+    if type(leaf) not in PLAIN or leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
+        return None
+    if leaf.device != storage.device or not leaf.is_contiguous() or leaf.is_conj() or leaf.is_neg():
+        return None
+    size = leaf.numel() * leaf.itemsize
+    start = leaf.data_ptr() - storage.data_ptr() if size else 0
+    if start < 0 or start + size > storage.numel() or (storage.storage_offset() + start) % leaf.itemsize:
+        return None
+    if size and leaf.untyped_storage().data_ptr() != storage.untyped_storage().data_ptr():
+        return None
+    return Place(start, start + size, leaf.dtype, leaf.shape, leaf.stride())
+
+
+def _split(places: Iterable[Place], apart: int) -> Iterator[list[Place]]:
+    """Split sorted places into runs of one dtype whose neighbours are less than ``apart`` bytes apart."""
+    for _, group in groupby(places, attrgetter("dtype")):
+        run: list[Place] = []
+        for place in group:
+            if run and place.start - run[-1].stop >= apart:
+                yield run
+                run = []
+            run.append(place)
+        yield run
+
+
+def _view(storage: Tensor, first: Place, last: Place) -> Tensor:
+    """Return the elements of a storage from one place to another one of the same dtype."""
+    return storage[first.start : last.stop].view(first.dtype)
+
+
+def _make_views(storage: Tensor, places: set[Place]) -> dict[Place, Tensor]:
+    """Return a view of a storage at each place. Autograd takes them for tensors of their own."""
+    typed: dict[torch.dtype, tuple[Tensor, int]] = {}
+    views: dict[Place, Tensor] = {}
+    for place in places:
+        start, _, dtype, shape, steps = place
+        if dtype not in typed:
+            whole = storage[: storage.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            typed[dtype] = whole, int(whole.storage_offset())
+        base, offset = typed[dtype]
+        views[place] = base.as_strided(shape, steps, offset + start // dtype.itemsize).detach()
+    return views
