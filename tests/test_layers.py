@@ -22,7 +22,7 @@ ALLOWED = {
     **{name: {"td_core", *([STORE] if name in ON_STORE else [])} for name in SIBLINGS},
     "td": {"td_core", *SIBLINGS},
 }
-MOVED = {"__init__", "array_formats", "pickles", "testing"}
+MOVED = {"__init__", "pickles", "testing"}
 FOR_TYPES = ("td_core", "__init__", "td_store.StoredTensor")
 LONGEST_FILE = 700
 
@@ -54,7 +54,7 @@ LAYERS = [
     ["_methods"],
     ["_kinds"],
     ["kinds"],
-    ["pickles", "array_formats"],
+    ["pickles"],
     ["spi"],
     ["plugins"],
     ["__init__"],
@@ -67,7 +67,6 @@ LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 KNOWN = {
     ("td", "_alias", "__init__"),
     ("td", "_private_names", "__init__"),
-    ("td_distributed", "_consolidated_backend", "_attachment"),
     ("td_tensorclass", "_unbatched", "_stored_unbatched"),
 }
 #: Modules with lazy names, and those that are imported to register a plugin: only they import by a string.

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import td_core.array_formats
+import td_core
 import td_core.testing
 from td_core import pickles
-from td_store import StoredTensor, arrays, store_pickles, testing
+from td_store import StoredTensor, store_pickles, testing
 from td_store.testing import RawFile
 
 
@@ -47,9 +47,8 @@ def test_name_is_pickled_as_one_of_this_module(name: str) -> None:
         (pickles, store_pickles, store_pickles.__all__),
         (td_core, sys.modules["td_store"], ["StoredTensor"]),
         (td_core.testing, testing, ["LoggedSource", "MemorySource", "RawFile"]),
-        (td_core.array_formats, arrays, ["KeptSource", "MappedSource", "MappedTensor", "RefusedValues"]),
     ],
-    ids=["td_core.pickles", "td_core", "td_core.testing", "td_core.array_formats"],
+    ids=["td_core.pickles", "td_core", "td_core.testing"],
 )
 def test_name_of_earlier_pickles_is_found(old: object, new: object, names: list[str]) -> None:
     for name in names:

@@ -284,13 +284,7 @@ def rebuild_consolidated(
     return attach_backend(result, ConsolidatedBackend(data))
 
 
-@set_module("td_distributed._attachment")
-def rebuild(*parts: Any) -> TensorCollection:
-    """Rebuild a collection from a pickle of an earlier release, which refers to this function."""
-    return rebuild_consolidated(*parts)
-
-
-torch.serialization.add_safe_globals([rebuild_consolidated, rebuild])
+torch.serialization.add_safe_globals([rebuild_consolidated])
 
 
 def set_devices(collection: TensorCollection, device: torch.device) -> None:
