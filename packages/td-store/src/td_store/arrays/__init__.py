@@ -21,7 +21,7 @@ from __future__ import annotations
 from td_core.spi import get_most_nodes, make_table_header, prune_table
 
 from ..files import map_file
-from .array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
+from .array_plan import ArrayPlan, FreeNames, PlannedArray, compute_check, make_array_plan
 from .array_rows import Rows, Stack, TableBuilder, find_stacks
 from .build_collection import (
     RefusedValues,
@@ -52,12 +52,26 @@ from .mapped_leaves import (
 )
 from .places import Place, as_storable, get_stored, is_nested, list_names, read_shape, restore, split_leaf
 from .table_edits import TableEdit, find_row
+from .text_columns import (
+    StoredText,
+    TextColumn,
+    add_texts,
+    check_text,
+    find_old_names,
+    list_array_names,
+    list_texts,
+    load_array_table,
+    read_texts,
+    take_texts,
+)
 
 __all__ = [
-    "ArrayPlan", "Change", "KeptSource", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor",
-    "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "TableBuilder", "TableEdit", "as_mapped", "as_storable",
-    "build_collection", "build_leaves", "check_arrays", "check_growing", "check_in_place", "compute_check", "describe_arrays",
-    "find_batch_sizes", "find_row", "find_stacks", "get_most_nodes", "get_stored", "is_nested", "join_rows", "list_names",
-    "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into", "read_shape",
-    "refuse_values", "report_damage", "restore", "split_leaf", "sync_file", "view_mapped",
+    "ArrayPlan", "Change", "FreeNames", "KeptSource", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor",
+    "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "StoredText", "TableBuilder", "TableEdit", "TextColumn",
+    "add_texts", "as_mapped", "as_storable", "build_collection", "build_leaves", "check_arrays", "check_growing",
+    "check_in_place", "check_text", "compute_check", "describe_arrays", "find_batch_sizes", "find_old_names", "find_row",
+    "find_stacks", "get_most_nodes", "get_stored", "is_nested", "join_rows", "list_array_names", "list_names", "list_texts",
+    "load_array_table", "make_array_plan", "make_table_header", "map_file", "prune_table", "read_hashes", "read_into",
+    "read_shape", "read_texts", "refuse_values", "report_damage", "restore", "split_leaf", "sync_file", "take_texts",
+    "view_mapped",
 ]  # fmt: skip

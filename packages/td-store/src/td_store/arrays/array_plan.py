@@ -18,6 +18,7 @@ from td_core.spi import check_whole, dump_table, identify_view, show_path
 
 from .array_rows import Row, Stack, find_stacks, list_array_paths
 from .places import Piece, Place, as_storable, get_stored, split_leaf
+from .text_columns import TextColumn, add_texts, take_texts
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class ArrayPlan:
         leaves: the leaves.
         stacks: the leaves that are stored as one array, by the position of the first one.
         homes: the nodes of lazy stacks whose leaves are so stored.
+        texts: the arrays of strings by name.
     """
 
     arrays: dict[str, PlannedArray]
@@ -76,6 +78,7 @@ class ArrayPlan:
     leaves: list[Tensor]
     stacks: dict[int, Stack]
     homes: set[int]
+    texts: dict[str, TextColumn] = field(default_factory=dict)
 
 
 def make_array_plan(
@@ -87,6 +90,7 @@ def make_array_plan(
     reserved: Iterable[str] = (),
     separator: str | None = None,
     pack: int = 0,
+    texts: bool = False,
 ) -> ArrayPlan:
     """Plan the save of a collection, without reading the elements of a leaf.
 
@@ -98,6 +102,7 @@ def make_array_plan(
         reserved: names that no array gets.
         separator: separates the names of groups in the name of an array, for a format in which no array is a group, too.
         pack: leaves of fewer bytes share one array for each dtype.
+        texts: text columns are arrays of strings, instead of values in the header.
 
     Raises:
         CodecError: a value or leaf cannot be stored; the message has its key path.
@@ -123,7 +128,8 @@ def make_array_plan(
     paths, ends = list_array_paths(nodes, stacks, homes)
     packs = _find_packs(leaves, [p for p in ends if p not in stacks and whole_once[p]], pack)
     packed: set[int] = set().union(*packs.values())
-    builder = _ArrayBuilder(leaves, dtypes, _Names(reserved, separator), join)
+    free = FreeNames(reserved, separator)
+    builder = _ArrayBuilder(leaves, dtypes, free, join)
     for position, (owner, path) in ends.items():
         dims = _name_batch_dims(nodes[owner])
         if position in stacks:
@@ -134,7 +140,19 @@ def make_array_plan(
         builder.add_pack(dtype, members)
     header = dump_table(encoded, builder.places)
     header["check"] = compute_check((name, item.shape) for name, item in builder.arrays.items())
-    return ArrayPlan(builder.arrays, header, paths, leaves, stacks, homes)
+    columns: dict[str, TextColumn] = {}
+    if texts:
+        positions: dict[str, int] = {}
+
+        def choose(position: int) -> str:
+            name = free.choose(join(paths[position]))
+            positions[name] = position
+            return name
+
+        columns = take_texts(nodes, header["values"], choose)
+        for name, column in columns.items():
+            column.path = paths[positions[name]]
+    return ArrayPlan(builder.arrays, add_texts(header), paths, leaves, stacks, homes, columns)
 
 
 class _ArrayBuilder:
@@ -149,7 +167,7 @@ class _ArrayBuilder:
         self,
         leaves: Sequence[Tensor],
         dtypes: Container[torch.dtype],
-        names: _Names,
+        names: FreeNames,
         join: Callable[[tuple[str, ...]], str],
     ) -> None:
         self.arrays: dict[str, PlannedArray] = {}
@@ -309,7 +327,7 @@ def _stack(
     return PlannedArray(parts[0].dtype, tuple(shape), parts, dim, dtypes, dims, path)
 
 
-class _Names:
+class FreeNames:
     """The names of the arrays of a save: a free name for each wanted one."""
 
     def __init__(self, reserved: Iterable[str], separator: str | None) -> None:
