@@ -9,11 +9,12 @@ import torch
 
 from td_core import Report, Tree
 from td_core.typing import Progress
-from td_store.arrays import check_arrays, describe_arrays, read_hashes, report_damage
+from td_store.arrays import check_arrays, describe_arrays, list_texts, read_hashes, report_damage
 
 from ._datasets import describe_storage, find_array
 from ._h5_files import Location, find_filename
 from ._read_h5 import Save, open_save, read_arrays_of
+from ._text_datasets import read_text_dataset
 
 
 def inspect(path: Location) -> Tree:
@@ -31,7 +32,9 @@ def inspect(path: Location) -> Tree:
             b: leaf [1] torch.int64, 8 bytes
     """
     with open_save(path) as save:
-        return describe_arrays(save.table, save.path, save.make_blank, partial(_locate, save))
+        return describe_arrays(
+            save.read_texts(save.table), save.path, save.make_blank, partial(_locate, save)
+        )
 
 
 def _locate(save: Save, name: str) -> str:
@@ -64,16 +67,26 @@ def verify(path: Location, *, progress: Progress = False) -> Report:
 
 def _check(path: Location, progress: Progress) -> Report:
     with open_save(path) as save:
-        hashes = read_hashes(save.hashes, "datasets", save.arrays, save.path)
-        sizes = {name: array.nbytes for name, array in save.arrays.items()}
+        texts = list_texts(save.table)
+        sizes = {name: array.nbytes for name, array in save.arrays.items()} | dict.fromkeys(texts, 0)
+        hashes = read_hashes(save.hashes, "datasets", sizes, save.path)
 
         def read(name: str) -> torch.Tensor:
+            if name in texts:
+                content = "\0".join(read_text_dataset(save.file, texts[name], save.path)).encode()
+                return torch.frombuffer(bytearray(content) or bytearray(1), dtype=torch.uint8)[: len(content)]
             return read_arrays_of(save, [name], True, 0, lambda count: None)[name]
 
         def locate(name: str) -> str:
             return f"{os.path.basename(save.path)}: {name}"
 
         problems = check_arrays(
-            save.table, save.path, sizes, read, hashes=hashes, locate=locate, progress=progress
+            save.read_texts(save.table),
+            save.path,
+            sizes,
+            read,
+            hashes=hashes,
+            locate=locate,
+            progress=progress,
         )
     return Report(save.path, 1, len(hashes[0]), problems)

@@ -8,8 +8,8 @@ from typing import Any
 
 from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import STORABLE, load_table
-from td_store.arrays import ArrayPlan, list_names, make_array_plan
+from td_core.spi import STORABLE
+from td_store.arrays import ArrayPlan, StoredText, list_names, load_array_table, make_array_plan
 
 from ._datasets import NATIVE, Array, escape_key, list_arrays
 
@@ -49,14 +49,20 @@ class Layout:
         for row in self.rows:
             for group in ("entries", "members"):
                 for _, ref in row[group]:
-                    if isinstance(ref, list):
-                        names: list[str | None] = [*list_names(self.plan.header["leaves"][ref[0]])]
-                    else:
-                        names = [self.groups[ref]]
-                    for name in names:
+                    names: list[str | None] = [*self._list_datasets(ref)]
+                    is_dataset = bool(names) or isinstance(ref, list)
+                    for name in names if is_dataset else [self.groups[ref]]:
                         if name and name not in found and name != self.groups[0]:
                             found.add(name)
-                            yield name, None if isinstance(ref, list) else ref
+                            yield name, None if is_dataset else ref
+
+    def _list_datasets(self, ref: Any) -> list[str]:
+        """Return the names of the datasets of a leaf, or that of a text column."""
+        header = self.plan.header
+        if isinstance(ref, list):
+            return list_names(header["leaves"][ref[0]])
+        pairs = [header["values"][place] for _, place in self.rows[ref]["values"]]
+        return [pair.name for pair in pairs if isinstance(pair, StoredText)]
 
 
 def add_parents(names: Iterable[str]) -> set[str]:
@@ -74,12 +80,18 @@ def make_layout(data: object, *, blank: bool = False) -> Layout:
     return _make_layout(data, lambda path: "/".join(map(escape_key, path)), blank)
 
 
-def make_entry_layout(data: object, key: str, group: str, taken: Container[str]) -> Layout:
-    """Plan to write an entry into a group of a file; ``data`` has it as its only one, ``taken`` the names of all links."""
+def choose_name(group: str, key: str, taken: Container[str]) -> str:
+    """Return the name of a link for a key in a group, with a number if it is taken."""
     base = f"{group}/{escape_key(key)}" if group else escape_key(key)
     name, number = base, 1
     while name in taken:
         name, number = f"{base}#{number}", number + 1
+    return name
+
+
+def make_entry_layout(data: object, key: str, group: str, taken: Container[str]) -> Layout:
+    """Plan to write an entry into a group of a file; ``data`` has it as its only one, ``taken`` the names of all links."""
+    name = choose_name(group, key, taken)
 
     def join(path: KeyPath) -> str:
         # The first part is the key, with an ending if the leaf has several arrays.
@@ -90,7 +102,7 @@ def make_entry_layout(data: object, key: str, group: str, taken: Container[str])
 
 def _make_layout(data: object, join: Callable[[KeyPath], str], blank: bool) -> Layout:
     plan = make_array_plan(
-        data, NATIVE, lambda path: join(path) if path else "data", blank=blank, separator="/"
+        data, NATIVE, lambda path: join(path) if path else "data", blank=blank, separator="/", texts=True
     )
     groups: list[str | None] = []
     for path, row in zip(plan.nodes, plan.header["nodes"], strict=True):
@@ -106,7 +118,7 @@ def _has_array(path: KeyPath, join: Callable[[KeyPath], str], plan: ArrayPlan) -
 
 def read_arrays(header: Any, path: str) -> tuple[Encoded, dict[str, Array]]:
     """Return the table of a header, with places and groups, and dtype and shape by name; FormatError if it is damaged."""
-    table = load_table(header, path)
+    table = load_array_table(header, path)
     arrays: dict[str, Array] = {}
     try:
         for name, (dtype, shape) in header["arrays"].items():

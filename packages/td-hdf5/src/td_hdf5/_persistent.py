@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from types import TracebackType
@@ -17,13 +17,25 @@ from td_core import Encoded, TensorDict, kinds
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import Node, as_batch_size, as_named, select_keys, set_module
 from td_store import StoredTensor
-from td_store.arrays import Change, LiveCollection, LiveStore, TableEdit, find_row, list_names
+from td_store.arrays import (
+    Change,
+    LiveCollection,
+    LiveStore,
+    TableEdit,
+    TextColumn,
+    find_old_names,
+    find_row,
+    list_names,
+    list_texts,
+    take_texts,
+)
 
 from ._dataset_source import DatasetSource
 from ._datasets import DatasetOptions, read_header, write_header
 from ._h5_files import StoreFile
-from ._h5_layout import Layout, make_entry_layout, make_layout, read_arrays
+from ._h5_layout import Layout, choose_name, make_entry_layout, make_layout, read_arrays
 from ._read_h5 import Save, check_writable, open_save, open_table, read_save
+from ._text_datasets import TextChanges, write_text_dataset
 from ._write_h5 import save, write_arrays, write_facts
 
 KeyPath = tuple[str, ...]
@@ -88,15 +100,17 @@ class _Store(LiveStore):
             edit = TableEdit(found.table)
             change.edit(edit)
             plan = _Plan(found, edit, change)
-            links = Links(file)
+            links, texts = Links(file), TextChanges(file, self.where)
             try:
                 links.remove(found.list_links() - plan.kept)
                 for layout, group in plan.layouts:
                     self._write_entry(file, layout, group, links)
                 new = plan.finish()
+                self._write_texts(found, new, plan.columns, links, texts)
                 self._write_facts(file, found, new)
                 write_header(file, new.make_header())
             except BaseException:
+                texts.undo()
                 links.undo()
                 write_header(file, found.make_header())
                 raise
@@ -110,6 +124,21 @@ class _Store(LiveStore):
         """Write the groups and datasets of an entry; the whole leaves of this file get another link."""
         links.added += [name for name, _ in layout.list_links()]
         write_arrays(file, layout, self.options, above=group, find_linked=partial(self._find_linked, links))
+
+    def _write_texts(
+        self, before: Save, after: Save, columns: Mapping[str, TextColumn], links: Links, texts: TextChanges
+    ) -> None:
+        """Write text columns that were written in place, and remove the datasets of those that are no text any more."""
+        known = list_texts(before.table)
+        for name, column in columns.items():
+            if name in known:
+                texts.write(name, column)
+            else:
+                links.added.append(name)
+                parent, _, last = name.rpartition("/")
+                group = h5py.h5g.open(links.file, parent.encode() or b"/")
+                write_text_dataset(group, last, column, self.options)
+        links.remove(known.keys() - list_texts(after.table).keys() - links.removed.keys())
 
     def _find_linked(self, links: Links, leaf: object) -> Any:
         """Return the dataset of a whole leaf of this file, or None."""
@@ -140,8 +169,9 @@ class _Store(LiveStore):
     def open_entries(self, paths: Sequence[KeyPath]) -> Any:
         """Open a collection with the stored entries of some key paths alone."""
         with self.file.use() as file:
-            found = self.read(file)
-        return open_table(found, select_keys(found.table, list(paths), self.where), self.mode, self.device)
+            found = replace(self.read(file), file=file)
+            table = found.read_texts(select_keys(found.table, list(paths), self.where))
+        return open_table(found, table, self.mode, self.device)
 
 
 class _Plan:
@@ -150,11 +180,13 @@ class _Plan:
     Attributes:
         kept: names of the links that stay.
         layouts: the layouts of new entries, with the names of the groups that get them.
+        columns: the text columns that were written in place, by the names of their datasets.
     """
 
     def __init__(self, found: Save, edit: TableEdit, change: Change) -> None:
         self.found, self.edit = found, edit
         self.layouts: list[tuple[Layout, str]] = []
+        self.columns: dict[str, TextColumn] = {}
         self.arrays = dict(found.arrays)
         others = [name for name in found.others if name is not None]
         for path in change.removed:
@@ -180,7 +212,26 @@ class _Plan:
 
     def finish(self) -> Save:
         """Return the content of the file after the change."""
-        return self._make_save(self.edit.finish())
+        new = self._make_save(self.edit.finish())
+        table, known = new.table, find_old_names(self.found.table, new.table)
+        parents = {
+            ref: (row.get("group"), key)
+            for row in table.nodes
+            for key, ref in row["entries"]
+            if type(ref) is int
+        }
+        taken = new.list_links()
+
+        def choose(position: int) -> str:
+            group, key = parents.get(position, (None, ""))
+            if position in known or group is None:
+                return known.get(position, "")
+            name = choose_name(group, key, taken)
+            taken.add(name)
+            return name
+
+        self.columns = take_texts(table.nodes, table.values, choose, self.found.table.values)
+        return new
 
     def _make_save(self, table: Encoded) -> Save:
         used = {name for place in table.leaves for name in list_names(place)}

@@ -20,15 +20,18 @@ from td_core.typing import Progress
 from td_store import StoredTensor
 from td_store.arrays import (
     Place,
+    add_texts,
     build_collection,
     build_leaves,
     check_in_place,
     get_stored,
     is_nested,
     list_names,
+    list_texts,
     make_table_header,
     prune_table,
     read_into,
+    read_texts,
     refuse_values,
     restore,
     view_mapped,
@@ -63,6 +66,7 @@ from ._h5_files import (
     show_error,
 )
 from ._h5_layout import add_parents, read_arrays
+from ._text_datasets import read_text_dataset
 from ._write_h5 import create_new
 
 
@@ -100,14 +104,19 @@ class Save:
     def list_links(self) -> set[str]:
         """Return the names of all datasets and groups but the root."""
         groups = [row.get("group") for row in self.table.nodes]
-        return add_parents(filter(None, (*self.arrays, *self.others, *groups)))
+        return add_parents(filter(None, (*self.arrays, *list_texts(self.table), *self.others, *groups)))
+
+    def read_texts(self, table: Encoded) -> Encoded:
+        """Return a table of the open save with the strings of its text columns."""
+        return read_texts(table, lambda text: read_text_dataset(self.file, text, self.path))
 
     def make_header(self) -> dict[str, Any]:
         """Return the header that describes the save."""
         rows = [{key: value for key, value in row.items() if key != "group"} for row in self.table.nodes]
         header = make_table_header(replace(self.table, nodes=rows))
         groups = [row.get("group") for row in self.table.nodes]
-        return {**header, "groups": groups, "others": self.others, "arrays": list_arrays(self.arrays)}
+        fields = {"groups": groups, "others": self.others, "arrays": list_arrays(self.arrays)}
+        return {**add_texts(header), **fields}
 
 
 @contextlib.contextmanager
@@ -247,6 +256,7 @@ def load(
             arrays = read_arrays_of(save, list(names), strategy != "read", num_threads, report)
             if target is not None:
                 arrays = {name: array.to(target) for name, array in arrays.items()}
+        table = save.read_texts(table)
         result = build_collection(table, save.path, arrays.__getitem__, target, strict=strict is not False)
     return result if rows is None else result[rows]
 
@@ -424,4 +434,4 @@ def open_table(
         opened = open_array(place["tensor"], leaf.dtype)
         return opened.expand(leaf.shape) if "expand" in place else opened
 
-    return build_leaves(table, save.path, open_leaf, device, strict=strict is not False)
+    return build_leaves(save.read_texts(table), save.path, open_leaf, device, strict=strict is not False)

@@ -15,7 +15,7 @@ from td_core.errors import LockedError
 from td_core.spi import make_reporter, run_in_background, show_path
 from td_core.typing import Progress
 from td_store import StoredTensor
-from td_store.arrays import PlannedArray, as_storable
+from td_store.arrays import PlannedArray, TextColumn, as_storable
 from td_store.files import Checksum, NewFile, allocate_file
 
 from ._datasets import (
@@ -44,6 +44,7 @@ from ._h5_files import (
     show_error,
 )
 from ._h5_layout import Layout, make_layout
+from ._text_datasets import write_text_dataset
 
 #: A leaf in a store is read and written in parts of this many bytes.
 _PART = 1 << 23
@@ -186,6 +187,16 @@ def _create_planned(parent: Any, name: str, planned: PlannedArray, options: Mapp
     return dataset
 
 
+def _write_text_column(parent: Any, name: str, column: TextColumn, options: Mapping[str, Any]) -> None:
+    """Write a text column; an error has its key path."""
+    try:
+        write_text_dataset(parent, name, column, options)
+    except H5_ERRORS as error:
+        what = f"{show_path(column.path)} as a dataset"
+        full = find_full_disk(error, what)
+        raise full or type(error)(f"cannot store {what}: {show_error(error)}") from error
+
+
 def write_arrays(
     file: Any,
     layout: Layout,
@@ -214,6 +225,12 @@ def write_arrays(
         if position is not None:
             groups[name] = create_group(groups[parent], last)
             write_facts(groups[name], layout.rows[position]["meta"])
+            continue
+        if name in layout.plan.texts:
+            column = layout.plan.texts[name]
+            _write_text_column(groups[parent], last, column, options)
+            if checksums:
+                digests[name] = Checksum(content=[column.encode()]).hexdigest()
             continue
         planned = layout.plan.arrays[name]
         linked = find_linked(planned.parts[0]) if len(planned.parts) == 1 and planned.dim is None else None
