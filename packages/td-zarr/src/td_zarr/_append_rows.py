@@ -10,11 +10,29 @@ import torch
 from td_core import decode, encode
 from td_core.errors import StructureError, UnsupportedOperationError
 from td_core.spi import show_path
-from td_store.arrays import PlannedArray, build_collection, check_growing, join_rows, make_array_plan
+from td_store.arrays import (
+    ArrayPlan,
+    PlannedArray,
+    build_collection,
+    check_growing,
+    join_rows,
+    make_array_plan,
+)
 
-from ._array_documents import NATIVE, ArrayInfo, join_names, read_array_document
+from ._array_documents import (
+    NATIVE,
+    STACK,
+    ArrayInfo,
+    ChunkOptions,
+    join_names,
+    make_text_document,
+    read_array_document,
+)
 from ._array_engines import open_array
+from ._dim_labels import name_dims
+from ._group_header import GroupContent
 from ._read_collections import open_group
+from ._text_arrays import write_text_rows
 from ._write_groups import PlannedGroup, dump_json, put_documents, read_planned
 from ._zarr_objects import Objects
 
@@ -44,9 +62,14 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
                 f"cannot append rows to {group.where}: leaves share arrays; save it without pack="
             )
         check_growing(group.table, group.where)
-        before = build_collection(group.table, group.where, group.make_blank)
+        before = build_collection(group.read_texts(group.table), group.where, group.make_blank)
         whole = make_array_plan(
-            join_rows(before, _without_elements(rows)), NATIVE, join_names, blank=True, separator="/"
+            join_rows(before, _without_elements(rows)),
+            NATIVE,
+            join_names,
+            blank=True,
+            separator="/",
+            texts=True,
         )
         added = make_array_plan(rows, NATIVE, join_names, separator="/").arrays
         if whole.arrays.keys() != group.arrays.keys():
@@ -64,9 +87,27 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
         for item in grown:
             item.write(group.objects)
         documents = {item.info.name: item.info.document for item in grown}
+        documents |= _grow_texts(group, whole)
         planned = PlannedGroup(whole, documents, sparse=not group.is_strict)
         group.objects.replace("zarr.json", dump_json(planned.root))
         put_documents(group.objects, planned)
+
+
+def _grow_texts(group: GroupContent, whole: ArrayPlan) -> dict[str, dict[str, Any]]:
+    """Write the new rows of text columns, and return the metadata of their arrays."""
+    result: dict[str, dict[str, Any]] = {}
+    dims = name_dims({**whole.arrays, **whole.texts})
+    for name, column in whole.texts.items():
+        old = group.texts.get(name)
+        if old is None:  # strings that were a value in the header
+            document = make_text_document(column, dims[name], ChunkOptions())
+        else:
+            document = {**old.document, "shape": list(column.shape)}
+            document["attributes"] = {**old.document["attributes"], STACK: list(column.shape)}
+        result[name] = document
+        info = read_array_document(name, document, group.where)
+        write_text_rows(group.objects, info, column, 0 if old is None else old.shape[0], column.shape[0])
+    return result
 
 
 def _without_elements(rows: Any) -> Any:

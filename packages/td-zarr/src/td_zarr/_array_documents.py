@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -17,7 +19,7 @@ from td_core import unravel_key_to_tuple
 from td_core.errors import FormatError
 from td_core.spi import parse_json as parse_unique
 from td_core.spi import set_module
-from td_store.arrays import PlannedArray, read_shape
+from td_store.arrays import PlannedArray, TextColumn, read_shape
 
 #: The dtypes of torch that Zarr has, by their name there.
 DTYPES: dict[str, torch.dtype] = {
@@ -39,6 +41,10 @@ EXTENSIONS = {
 INCOMPLETE = "td_incomplete"
 #: ``chunks="auto"`` aims at chunks of this many bytes.
 _AUTO_BYTES = 1 << 20
+#: The attribute by which tensordict reads an array as a stack of values, with the shape of the batch.
+STACK = "__tensordict_stack__"
+#: The bytes of a string, for this number of rows.
+_STRING_BYTES = 32
 #: The longest name of a file that file systems support, less what temporary names add.
 _LONGEST_NAME = 200
 
@@ -158,12 +164,25 @@ def make_group_document(attributes: Mapping[str, object]) -> dict[str, Any]:
 def make_array_document(array: PlannedArray, dims: list[str], options: ChunkOptions) -> dict[str, Any]:
     """Return the metadata of an array to write."""
     chosen = options.find(array.path)
-    chunks = _spread_rows(chosen.pop("chunks", None), array)
-    shards = _spread_rows(chosen.pop("shards", None), array)
+    chunks = _spread_rows(chosen.pop("chunks", None), array.shape, array.dtype.itemsize)
+    shards = _spread_rows(chosen.pop("shards", None), array.shape, array.dtype.itemsize)
     attributes = {} if array.logical is None else {"td_dtype": str(array.logical).removeprefix("torch.")}
     if chosen or shards is not None:
-        return _make_with_zarr(array, chunks, shards, dims, attributes, options.checksums, chosen)
+        kind = array.shape, NATIVE[array.dtype], 0
+        return _make_with_zarr(kind, chunks, shards, dims, attributes, options.checksums, chosen)
     return make_plain_document(array.dtype, array.shape, dims, attributes, chunks, options.checksums)
+
+
+def make_text_document(column: TextColumn, dims: list[str], options: ChunkOptions) -> dict[str, Any]:
+    """Return the metadata of an array of strings to write; filters and serializers are those of numbers."""
+    chosen = options.find(column.path)
+    chunks = _spread_rows(chosen.get("chunks"), column.shape, _STRING_BYTES)
+    shards = _spread_rows(chosen.get("shards"), column.shape, _STRING_BYTES)
+    codecs = {"compressors": chosen.get("compressors")}
+    attributes = {STACK: list(column.shape)}
+    kind = column.shape, "str", ""
+    with allow_strings():
+        return _make_with_zarr(kind, chunks, shards, dims, attributes, options.checksums, codecs)
 
 
 def make_plain_document(
@@ -203,13 +222,13 @@ def make_plain_document(
     }
 
 
-def _spread_rows(rows: Any, array: PlannedArray) -> list[int] | None:
+def _spread_rows(rows: Any, sizes_of_array: Sequence[int], itemsize: int) -> list[int] | None:
     """Return the shape of chunks for numbers of rows, which count along the leading dims of an array."""
-    shape = [max(1, size) for size in array.shape]
+    shape = [max(1, size) for size in sizes_of_array]
     if rows is None or not shape:
         return None
     if rows == "auto":
-        row = math.prod(shape[1:]) * array.dtype.itemsize
+        row = math.prod(shape[1:]) * itemsize
         rows = min(shape[0], max(1, _AUTO_BYTES // row))
     sizes: Sequence[Any] = [rows] if isinstance(rows, int) else rows
     if not isinstance(sizes, (list, tuple)) or not all(type(size) is int and size > 0 for size in sizes):
@@ -220,7 +239,7 @@ def _spread_rows(rows: Any, array: PlannedArray) -> list[int] | None:
 
 
 def _make_with_zarr(
-    array: PlannedArray,
+    kind: tuple[Sequence[int], str, Any],
     chunks: list[int] | None,
     shards: list[int] | None,
     dims: list[str],
@@ -228,9 +247,10 @@ def _make_with_zarr(
     checksums: bool,
     codecs: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the metadata that zarr-python makes of codecs."""
+    """Return the metadata that zarr-python makes of codecs, and of the shape, dtype and fill value of an array."""
+    shape, dtype, fill = kind
     if chunks is None:
-        chunks = [max(1, size) for size in array.shape] if shards is None else shards
+        chunks = [max(1, size) for size in shape] if shards is None else shards
     compressors = codecs.pop("compressors", None)
     if checksums:
         given = (
@@ -243,12 +263,12 @@ def _make_with_zarr(
         compressors = [*given, zarr.codecs.Crc32cCodec()]
     made = zarr.create_array(
         {},
-        shape=tuple(array.shape),
-        dtype=NATIVE[array.dtype],
+        shape=tuple(shape),
+        dtype=dtype,
         chunks=tuple(chunks),
         shards=None if shards is None else tuple(shards),
         compressors=compressors,
-        fill_value=0,
+        fill_value=fill,
         dimension_names=dims,
         attributes=attributes,
         **codecs,
@@ -321,10 +341,19 @@ def _find_raw_chunk(document: Mapping[str, Any], shape: torch.Size) -> str | Non
     return str(separator).join(["c", *["0"] * len(shape)])
 
 
+@contextlib.contextmanager
+def allow_strings() -> Iterator[None]:
+    """Ignore what early releases of zarr 3.1 say of arrays of strings, whose codec was specified later."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The codec `vlen-utf8`")
+        yield
+
+
 def _find_dtype(document: dict[str, object]) -> torch.dtype | None:
     """Return the dtype of torch in which zarr-python reads an array, or None if it has none."""
     try:
-        array = zarr.Array(zarr.AsyncArray(document, zarr.storage.StorePath(zarr.storage.MemoryStore())))
+        with allow_strings():
+            array = zarr.Array(zarr.AsyncArray(document, zarr.storage.StorePath(zarr.storage.MemoryStore())))
     except Exception as error:  # zarr and its codecs raise errors of all kinds
         raise ValueError(str(error)) from error
     if array.dtype.kind in "mM":  # times are integers with a unit

@@ -20,7 +20,7 @@ import zarr.storage
 
 from td_core.errors import FormatError, LockedError, TensorDictError
 
-from ._array_documents import NATIVE, ArrayInfo
+from ._array_documents import NATIVE, ArrayInfo, allow_strings
 from ._local_objects import LocalObjects
 from ._zarr_objects import Objects, gather, name_object, run
 
@@ -74,7 +74,8 @@ def open_array(objects: Objects, info: ArrayInfo, *, strict: bool) -> FastArray 
         return FastArray(objects, info, fast)
     place = objects.store / info.name
     place = zarr.storage.StorePath((_StrictStore if strict else _CheckedStore)(place.store), place.path)
-    with _name_array(objects, info):
+    quiet = allow_strings() if info.dtype is None else contextlib.nullcontext()
+    with _name_array(objects, info), quiet:
         array = zarr.AsyncArray(info.document, place, {"write_empty_chunks": True})
     return SlowArray(objects, info, array)
 

@@ -6,18 +6,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from td_store.arrays import ArrayPlan, PlannedArray
+from td_store.arrays import ArrayPlan, PlannedArray, StoredText, TextColumn
 
-from ._array_documents import join_names
+from ._array_documents import STACK, join_names
 
-#: The attributes in which tensordict describes a level, a value, and a stack of values.
-LEVEL, VALUE, STACK = "__tensordict__", "__tensordict_non_tensor__", "__tensordict_stack__"
+#: The attributes in which tensordict describes a level, and a value.
+LEVEL, VALUE = "__tensordict__", "__tensordict_non_tensor__"
 
 #: What stacks a node: the stack dim, the number of members, and the name of the dim.
 Stacked = tuple[int, int, str | None]
 
 
-def name_dims(arrays: Mapping[str, PlannedArray]) -> dict[str, list[str]]:
+def name_dims(arrays: Mapping[str, PlannedArray | TextColumn]) -> dict[str, list[str]]:
     """Return the names of the dims of each array, all different, so that xarray opens the group.
 
     A batch dim without a name is ``batch_0``; other dims have the name of the array: ``obs_1``. In a group, dims of one name
@@ -99,7 +99,10 @@ def describe_values(plan: ArrayPlan) -> dict[str, tuple[dict[str, Any], bytes]]:
         names = [name for name, _ in row["values"]]
         if row["kind"] not in ("NonTensorData", "NonTensorStack") or names != ["data"]:
             continue
-        plain, types = plan.header["values"][row["values"][0][1]]
+        pair = plan.header["values"][row["values"][0][1]]
+        if isinstance(pair, StoredText):  # tensordict reads its array
+            continue
+        plain, types = pair
         name = join_names(plan.nodes[position])
         size = row["meta"].get("batch_size")
         if types is not None or name in plan.arrays or (row["kind"] == "NonTensorStack" and len(size) != 1):

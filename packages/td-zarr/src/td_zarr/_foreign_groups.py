@@ -12,9 +12,9 @@ from td_core.errors import CodecError, FormatError
 from td_core.spi import parse_json
 from td_store.arrays import TableBuilder, find_batch_sizes, read_shape
 
-from ._array_documents import ArrayInfo, get_attributes
+from ._array_documents import STACK, ArrayInfo, get_attributes
 from ._array_engines import read_now
-from ._dim_labels import LEVEL, STACK, VALUE
+from ._dim_labels import LEVEL, VALUE
 from ._zarr_objects import Objects
 
 

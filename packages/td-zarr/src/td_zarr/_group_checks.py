@@ -35,7 +35,7 @@ def inspect(location: object, *, storage_options: dict[str, Any] | None = None) 
             b: leaf [1] torch.int64, 8 bytes
     """
     with open_group(location, storage_options) as group:
-        return describe_arrays(group.table, group.where, group.make_blank, str)
+        return describe_arrays(group.read_texts(group.table), group.where, group.make_blank, str)
 
 
 def verify(
@@ -67,9 +67,12 @@ def _check(location: object, storage_options: dict[str, Any] | None, progress: P
     with open_group(location, storage_options) as group:
         sizes = {name: info.nbytes for name, info in group.arrays.items() if info.dtype is not None}
         problems = _check_documents(group)
-        problems += check_arrays(group.table, group.where, sizes, partial(_read, group), progress=progress)
-        hashed = sum('"crc32c"' in json.dumps(info.document.get("codecs")) for info in group.arrays.values())
-        return Report(group.where, len(group.arrays) + 1, hashed, problems)
+        problems += check_arrays(
+            group.read_texts(group.table), group.where, sizes, partial(_read, group), progress=progress
+        )
+        infos = [*group.arrays.values(), *group.texts.values()]
+        hashed = sum('"crc32c"' in json.dumps(info.document.get("codecs")) for info in infos)
+        return Report(group.where, len(infos) + 1, hashed, problems)
 
 
 def _read(group: GroupContent, name: str) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import check_table, load_table
-from td_store.arrays import compute_check, list_names
+from td_core.spi import check_table
+from td_store.arrays import compute_check, list_array_names, list_texts, load_array_table, read_texts
 
 from ._array_documents import (
     INCOMPLETE,
@@ -24,6 +24,7 @@ from ._array_documents import (
 )
 from ._dim_labels import LEVEL
 from ._foreign_groups import ForeignGroup
+from ._text_arrays import read_text
 from ._zarr_objects import Objects
 
 
@@ -38,6 +39,7 @@ class GroupContent:
         is_strict: whether a chunk that is missing is an error.
         is_ours: whether the group has a ``td`` header.
         has_sizes: whether the root has a batch size.
+        texts: the arrays of strings of text columns by name.
     """
 
     objects: Objects
@@ -46,6 +48,7 @@ class GroupContent:
     is_strict: bool
     is_ours: bool
     has_sizes: bool = True
+    texts: dict[str, ArrayInfo] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -56,6 +59,12 @@ class GroupContent:
         """Return a meta tensor of the shape and dtype of an array."""
         array = self.arrays[name]
         return torch.empty(array.shape, dtype=array.dtype, device="meta")
+
+    def read_texts(self, table: Encoded) -> Encoded:
+        """Return a table with the strings of its text columns."""
+        return read_texts(
+            table, lambda text: read_text(self.objects, self.texts, text, strict=self.is_strict)
+        )
 
 
 def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bool = True) -> GroupContent:
@@ -74,9 +83,9 @@ def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bo
     header = attributes["td"]
     if isinstance(header, str):
         header = parse_json(header, f"{objects.where}: the td header")
-    table = load_table(header, objects.where)
-    names = list(dict.fromkeys(name for place in table.leaves for name in list_names(place)))
-    arrays = _read_arrays(objects, find_documents(objects, root, names))
+    table = load_array_table(header, objects.where)
+    arrays = _read_arrays(objects, find_documents(objects, root, list_array_names(table)))
+    texts = {name: arrays.pop(name) for name in list_texts(table)}
     check = compute_check((name, array.shape) for name, array in arrays.items())
     if header.get("check") != check:
         raise FormatError(
@@ -84,7 +93,7 @@ def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bo
         )
     # Changes of the metadata are noticed from now on.
     objects.root, objects.version = root, version
-    return GroupContent(objects, arrays, table, not header.get("sparse"), True)
+    return GroupContent(objects, arrays, table, not header.get("sparse"), True, texts=texts)
 
 
 def read_root(objects: Objects) -> dict[str, Any]:

@@ -5,29 +5,37 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from td_core import Encoded, NestedKey, TensorDict, kinds
 from td_core.errors import FormatError
-from td_core.spi import Node, load_table, select_keys, set_module
+from td_core.spi import Node, select_keys, set_module
 from td_store import StoredTensor
 from td_store.arrays import (
     Change,
     LiveCollection,
     LiveStore,
     TableEdit,
+    add_texts,
     build_leaves,
     compute_check,
+    find_old_names,
+    list_array_names,
     list_names,
+    list_texts,
+    load_array_table,
     make_table_header,
+    take_texts,
 )
 
-from ._array_documents import ChunkOptions, join_names
+from ._array_documents import ArrayInfo, ChunkOptions, join_names, make_text_document, read_array_document
+from ._dim_labels import name_dims
 from ._group_header import GroupContent, list_documents, read_group
 from ._local_objects import find_objects
 from ._read_collections import Opener, open_with_content
+from ._text_arrays import write_changed_rows, write_texts
 from ._write_groups import PlannedGroup, consolidate, dump_json, plan_group, save, write_entries
 from ._zarr_objects import TEMPORARY, Objects
 
@@ -78,8 +86,9 @@ class _LiveGroup(LiveStore):
         self.objects.remove([below])  # what a process that was killed has left
         gone: list[str] = []
         if change.removed:
-            gone = _find_unused(documents, _list_arrays(edit.finish()), group.arrays, change.removed)
-        planned = self._plan(change.added, {*group.arrays} - {*gone})
+            arrays = {*group.arrays, *group.texts}
+            gone = _find_unused(documents, {*list_array_names(edit.finish())}, arrays, change.removed)
+        planned = self._plan(change.added, {*group.arrays, *group.texts} - {*gone})
         late = [entry for entry in planned if not entry.group.documents.keys().isdisjoint(gone)]
         first = [entry for entry in planned if entry not in late]
         # An array that takes the name of an old one is written under another name, and again when that is removed.
@@ -103,7 +112,7 @@ class _LiveGroup(LiveStore):
             for above in reversed(source[:-1]):
                 data = TensorDict({above: data})
             item = plan_group(data, ChunkOptions(**self.options), reserved=reserved)
-            reserved |= item.arrays.keys()
+            reserved |= item.arrays.keys() | item.texts.keys()
             planned.append(_PlannedEntry(path, source, item))
         return planned
 
@@ -116,27 +125,61 @@ class _LiveGroup(LiveStore):
         gone: Iterable[str],
     ) -> tuple[GroupContent, Mapping[str, Any]]:
         """Write the arrays of new entries, and the root without those that are ``gone``; return what the group has then."""
-        old, arrays = {*gone}, dict(group.arrays)
+        old, arrays, texts = {*gone}, dict(group.arrays), dict(group.texts)
         documents = {name: document for name, document in documents.items() if name not in old}
         known = set(documents)
         new = {name for _, _, item in planned for name in item.documents if name not in known}
         try:
             for path, source, item in planned:
-                self.objects.remove([name for name in item.arrays if name not in known])
+                self.objects.remove([name for name in (*item.arrays, *item.texts) if name not in known])
                 write_entries(self.objects, item, set(documents))
                 documents = {**item.root["consolidated_metadata"]["metadata"], **documents}
-                edit.add(path, load_table(item.plan.header, self.where), source)
+                edit.add(path, load_array_table(item.plan.header, self.where), source)
                 arrays.update(item.arrays)
+                texts.update(item.texts)
+            table = edit.finish()
+            documents = self._write_texts(group, table, texts, documents)
         except BaseException:
             self.objects.remove(sorted(new, key=len, reverse=True))
             raise
-        group = replace(group, table=edit.finish(), arrays=arrays)
+        texts = {name: texts[name] for name in list_texts(table)}
+        stale = group.texts.keys() - texts.keys() - old
+        documents = {name: document for name, document in documents.items() if name not in stale}
+        group = replace(group, table=table, arrays=arrays, texts=texts)
         self._write_root(group, documents)
+        self.objects.remove(sorted(stale))
         return group, documents
+
+    def _write_texts(
+        self, before: GroupContent, table: Encoded, texts: dict[str, ArrayInfo], documents: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Write the text columns that were written in place, and return the metadata with that of new ones."""
+        known, paths = find_old_names(before.table, table), table.node_paths(members=False)
+        taken = {*documents}
+
+        def choose(position: int) -> str:
+            if position not in known:
+                taken.add(name := _find_free(join_names(paths[position]), taken))
+                return name
+            return known[position]
+
+        columns = take_texts(table.nodes, table.values, choose, before.table.values)
+        for name, column in columns.items():
+            if name in texts:
+                write_changed_rows(self.objects, texts[name], column)
+                continue
+            document = make_text_document(
+                column, name_dims({name: column})[name], ChunkOptions(**self.options)
+            )
+            texts[name] = read_array_document(name, document, self.where)
+            self.objects.put(f"{name}/zarr.json", [dump_json(document)])
+            write_texts(self.objects, [(texts[name], column)])
+            documents = {**documents, name: document}
+        return documents
 
     def _write_root(self, group: GroupContent, documents: Mapping[str, Any]) -> None:
         """Write the root of a group, with the metadata of its groups and arrays."""
-        header = make_table_header(group.table)
+        header = add_texts(make_table_header(group.table))
         header["check"] = compute_check(
             (name, group.arrays[name].shape) for name in _list_arrays(group.table)
         )
@@ -158,7 +201,7 @@ class _LiveGroup(LiveStore):
     def open_entries(self, paths: Sequence[KeyPath]) -> Any:
         """Open a collection with the stored entries of some key paths alone."""
         group = read_group(self.objects)
-        table = select_keys(group.table, list(paths), group.where)
+        table = group.read_texts(select_keys(group.table, list(paths), group.where))
         opener = Opener(group, table, self.mode, follows=True)
         return build_leaves(table, group.where, opener.open)
 
@@ -177,6 +220,12 @@ def _find_spare(documents: Mapping[str, Any]) -> str:
     return next(key for key in keys if join_names((key,)) not in documents)
 
 
+def _find_free(name: str, taken: Container[str]) -> str:
+    """Return a name of an array, with a number if it is taken."""
+    numbered = (f"{name}#{number}" for number in itertools.count(1))
+    return next(found for found in itertools.chain([name], numbered) if found not in taken)
+
+
 def _list_below(group: str, documents: Iterable[str]) -> list[str]:
     return [name for name in documents if name == group or name.startswith(f"{group}/")]
 
@@ -187,14 +236,14 @@ def _list_arrays(table: Encoded) -> set[str]:
 
 
 def _find_unused(
-    documents: Mapping[str, Any], used: set[str], arrays: Mapping[str, Any], removed: Iterable[KeyPath]
+    documents: Mapping[str, Any], used: set[str], arrays: set[str], removed: Iterable[KeyPath]
 ) -> list[str]:
     """Return the names of the groups and arrays that no entry needs after some were removed, groups after their content."""
     needed = {name[:end] for name in used for end, char in enumerate(name) if char == "/"} | used
     prefixes = {join_names(path) for path in removed}
     starts = tuple(f"{prefix}/" for prefix in prefixes)
     below = {name for name in documents if name in prefixes or name.startswith(starts)}
-    return sorted((below | arrays.keys()) - needed, key=len, reverse=True)
+    return sorted((below | arrays) - needed, key=len, reverse=True)
 
 
 @set_module("td_zarr")
@@ -247,7 +296,7 @@ def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any], mo
     objects.check()
     group = read_group(objects)
     opener = Opener(group, group.table, mode, follows=True)
-    opened = build_leaves(group.table, group.where, opener.open)
+    opened = build_leaves(group.read_texts(group.table), group.where, opener.open)
     live = open_live(objects, opened, options, mode)
     return live.get(path) if path else live
 

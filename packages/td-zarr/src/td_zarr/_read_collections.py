@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ def open_group(
                         f"{objects.where}: it was changed while it was read: {error}"
                     ) from error
                 raise
-            if not write and has_replaced_arrays(objects, group.arrays.values()):
+            opened = chain(group.arrays.values(), group.texts.values())
+            if not write and has_replaced_arrays(objects, opened):
                 raise _ChangedError(f"{objects.where}: arrays were replaced while it was read")
     finally:
         objects.close()
@@ -113,7 +115,7 @@ def load(
 
     def read() -> Any:
         with open_group(location, storage_options, allow_pickle=allow_pickle) as group:
-            table = select_keys(group.table, keys, group.where)
+            table = group.read_texts(select_keys(group.table, keys, group.where))
             if rows is None or is_meta:
                 reader = _make_reader(group, table, target, progress)
                 return build_collection(table, group.where, reader, target, strict=strict)
@@ -336,7 +338,7 @@ def open_with_content(
         with open_group(
             location, storage_options, allow_pickle=allow_pickle, stack_values=stack_values
         ) as group:
-            table = select_keys(group.table, keys, group.where)
+            table = group.read_texts(select_keys(group.table, keys, group.where))
             if mode == "r+":
                 _check_writable(group, table)
             opener = Opener(group, table, mode, follows=follows)

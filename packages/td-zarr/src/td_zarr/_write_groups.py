@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from td_core.errors import FormatError
-from td_core.spi import add_check_line, as_bytes, load_table, make_reporter, run_in_background, run_parallel
+from td_core.spi import add_check_line, as_bytes, make_reporter, run_in_background, run_parallel
 from td_core.typing import Progress
-from td_store.arrays import ArrayPlan, PlannedArray, list_names, make_array_plan
+from td_store.arrays import ArrayPlan, PlannedArray, list_array_names, load_array_table, make_array_plan
 from td_store.files import NewDirectory, NewFile
 
 from ._array_documents import (
@@ -27,6 +27,7 @@ from ._array_documents import (
     make_array_document,
     make_group_document,
     make_plain_document,
+    make_text_document,
     parse_json,
     read_array_document,
 )
@@ -37,6 +38,7 @@ from ._group_header import read_root
 from ._group_locks import hold_directory
 from ._local_objects import LocalObjects, find_local_path, find_objects
 from ._read_collections import open_collection
+from ._text_arrays import write_texts
 from ._zarr_objects import TEMPORARY, Objects, create_zip
 
 #: The beginning of the metadata of arrays as td writes it. zarr and tensorstore put spaces or other keys there. A process that
@@ -121,6 +123,7 @@ class PlannedGroup:
     Attributes:
         plan: the arrays and the header.
         arrays: the arrays by name, with their metadata.
+        texts: the arrays of strings by name, with their metadata.
         documents: the metadata of all groups and arrays, by name; without the root.
         values: the chunks of the values that tensordict can read, by key.
         root: the metadata of the root.
@@ -131,9 +134,11 @@ class PlannedGroup:
     ) -> None:
         self.plan = plan
         levels = describe_levels(plan)
-        self.arrays = {name: read_array_document(name, document, "") for name, document in documents.items()}
+        infos = {name: read_array_document(name, document, "") for name, document in documents.items()}
+        self.arrays = {name: infos[name] for name in plan.arrays}
+        self.texts = {name: infos[name] for name in plan.texts}
         documents = dict(documents)
-        for name in plan.arrays:
+        for name in infos:
             for length in range(1, name.count("/") + 1):
                 levels.setdefault("/".join(name.split("/")[:length]), {})
         self.values: dict[str, bytes] = {}
@@ -175,9 +180,13 @@ def plan_group(
     data: object, options: ChunkOptions, *, blank: bool = False, pack: int = 0, reserved: Iterable[str] = ()
 ) -> PlannedGroup:
     """Plan a save, without names of ``reserved``, and read no leaf; CodecError if a value or leaf cannot be stored."""
-    plan = make_array_plan(data, NATIVE, join_names, blank=blank, reserved=reserved, separator="/", pack=pack)
-    dims = name_dims(plan.arrays)
+    plan = make_array_plan(
+        data, NATIVE, join_names, blank=blank, reserved=reserved, separator="/", pack=pack, texts=True
+    )
+    dims = name_dims({**plan.arrays, **plan.texts})
     documents = {name: make_array_document(item, dims[name], options) for name, item in plan.arrays.items()}
+    for name, column in plan.texts.items():
+        documents[name] = make_text_document(column, dims[name], options)
     return PlannedGroup(plan, documents)
 
 
@@ -209,6 +218,11 @@ def write_entries(
     put_documents(objects, planned, known)
     run_parallel(raw, num_threads)
     write_arrays(objects, others, report)
+    _write_texts(objects, planned)
+
+
+def _write_texts(objects: Objects, planned: PlannedGroup) -> None:
+    write_texts(objects, [(info, planned.plan.texts[name]) for name, info in planned.texts.items()])
 
 
 def put_documents(objects: Objects, planned: PlannedGroup, known: Container[str] = ()) -> None:
@@ -327,6 +341,7 @@ def create(
                 objects.extend(f"{info.name}/{info.raw}", info.nbytes)
             elif info.nbytes:
                 objects.put_same(list_chunks(info), encode_zeros(info))
+        _write_texts(objects, planned)
         _put_root(objects, planned)
 
     _replace(location, write, durable=False, storage_options=storage_options)
@@ -382,8 +397,8 @@ def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str
 
 def _read_names(header: Any, where: str) -> tuple[set[str], set[str]]:
     """Return the names of the arrays of a header, and of the groups above them."""
-    table = load_table(parse_json(header, where) if isinstance(header, str) else header, where)
-    arrays = {name for place in table.leaves for name in list_names(place)}
+    table = load_array_table(parse_json(header, where) if isinstance(header, str) else header, where)
+    arrays = set(list_array_names(table))
     return arrays, {name[:end] for name in arrays for end, char in enumerate(name) if char == "/"}
 
 
