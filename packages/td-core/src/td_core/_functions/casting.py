@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -201,21 +201,23 @@ def pair_with_given(node: Core, value: object, name: str) -> list[tuple[Tensor, 
     return pairs
 
 
+class NewOptions(NamedTuple):
+    """The arguments of ``new_zeros`` and the like that describe the new leaves."""
+
+    dtype: DtypeLike | None
+    device: Any
+    requires_grad: bool
+    layout: torch.layout
+    pin_memory: bool | None
+    empty_lazy: bool
+
+
 def make_new_like(
-    node: CoreT,
-    size: tuple[object, ...],
-    name: str,
-    dtype: DtypeLike | None,
-    device: Any,
-    requires_grad: bool,
-    layout: torch.layout,
-    pin_memory: bool | None,
-    empty_lazy: bool,
-    *filled: object,
+    node: CoreT, size: tuple[object, ...], name: str, options: NewOptions, *filled: object
 ) -> CoreT:
     """Create a collection of the same structure by calling the method ``name``, such as ``new_zeros``, of each leaf."""
     new = as_ints(size[0] if len(size) == 1 else size)
-    dtype = as_dtype(dtype)
+    dtype, device = as_dtype(options.dtype), options.device
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
     place = None if device is NO_DEFAULT else label
 
@@ -225,13 +227,13 @@ def make_new_like(
             *filled,
             dtype=dtype or leaf.dtype,
             device=place or leaf.device,
-            requires_grad=requires_grad,
-            layout=layout,
-            pin_memory=bool(pin_memory),
+            requires_grad=options.requires_grad,
+            layout=options.layout,
+            pin_memory=bool(options.pin_memory),
         )
         return made
 
-    plan = (NewEmptyStacks if empty_lazy else NewBatch)(node.batch_size, new, make)
+    plan = (NewEmptyStacks if options.empty_lazy else NewBatch)(node.batch_size, new, make)
     result = transform(name, node, plan)
     if label != result.device:
         set_device_labels(result, label)

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .._functions.casting import (
+    NewOptions,
     backpropagate,
     clear_gradients,
     clone_leaves,
@@ -224,9 +225,8 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
-        return make_new_like(
-            self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy
-        )
+        options = NewOptions(dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return make_new_like(self, size, "new_zeros", options)
 
     def new_ones(
         self,
@@ -243,9 +243,8 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
-        return make_new_like(
-            self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy
-        )
+        options = NewOptions(dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return make_new_like(self, size, "new_ones", options)
 
     def new_empty(
         self,
@@ -262,9 +261,8 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
         """
-        return make_new_like(
-            self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy
-        )
+        options = NewOptions(dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return make_new_like(self, size, "new_empty", options)
 
     def new_full(
         self,
@@ -285,18 +283,8 @@ class CastingMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
         tensor([7., 7., 7.])
         """
-        return make_new_like(
-            self,
-            (size,),
-            "new_full",
-            dtype,
-            device,
-            requires_grad,
-            layout,
-            pin_memory,
-            empty_lazy,
-            fill_value,
-        )
+        options = NewOptions(dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return make_new_like(self, (size,), "new_full", options, fill_value)
 
     def new_tensor(
         self,
