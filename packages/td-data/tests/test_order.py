@@ -236,6 +236,23 @@ def test_d7_lanes_of_first_epoch_are_kept_in_state() -> None:
     assert len(rest.unique()) == 40
 
 
+def test_d7_sampler_of_other_data_is_refused() -> None:
+    sampler = BlockSampler(4)
+    first = Loader(make_data(10), 2, sampler=sampler)
+    with pytest.raises(ValueError, match="is of data of 10 rows, and the loader has 6: make another one"):
+        Loader(make_data(6), 2, sampler=sampler)
+    assert sorted(torch.cat(take_rows(first)).tolist()) == list(range(10))
+    assert len(Loader(make_data(10), 5, sampler=sampler)) == 2
+
+
+def test_d7_refused_state_leaves_the_lanes_open() -> None:
+    state = Loader(make_data(48), 4, sampler=BlockSampler(4, lanes=6)).state_dict()
+    loader = Loader(make_data(48), 4, sampler=BlockSampler(3))
+    with pytest.raises(ValueError, match="its blocks of the sampler is"):
+        loader.load_state_dict(state)
+    assert loader.state_dict()["sampler"]["lanes"] is None
+
+
 def test_d8_shares_follow_weights_and_parts_come_in_their_order() -> None:
     sampler = MixtureSampler([50, 5000], [3, 1], num_samples=40_000, seed=4)
     rows = torch.cat([sampler.order(0)(start, start + 1000) for start in range(0, 40_000, 1000)])

@@ -97,6 +97,18 @@ def test_workers_end_with_the_iteration() -> None:
     assert not worker.is_alive()
 
 
+def test_e7_worker_that_is_at_work_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch waits as long for each worker.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 50.0)
+    loader = Loader(make_data(), 10, num_workers=2, transform=time_out)
+    batches = iter(loader)
+    workers = batches._engine._results._workers
+    start = time.monotonic()
+    loader.close()
+    assert time.monotonic() - start < 25
+    assert not any(worker.is_alive() for worker in workers)
+
+
 def test_timeout_of_a_worker_is_a_timeout_error() -> None:
     loader = Loader(make_data(), 10, num_workers=1, timeout=1.0, transform=time_out)
     with pytest.raises(TimeoutError, match="no batch from a worker process"):

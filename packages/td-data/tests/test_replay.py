@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from td_core import StructureError, TensorDict
+from td_core import StructureError, TensorDict, lazy_stack
 from td_core.errors import KeyMismatchError
 from td_data import PrioritizedSampler, RandomSampler, ReplayBuffer, SliceSampler, prefetch
 from td_data._ring_counters import RingCounters
@@ -328,6 +330,91 @@ def test_storage_with_two_batch_dims_gives_numbers_of_rows() -> None:
     batch = buffer.sample(5)
     assert batch.batch_size == (5, 3)
     assert batch["index"].equal(batch["a"].long())
+
+
+def stack_lazily(rows: TensorDict) -> Any:
+    return lazy_stack(list(rows.unbind(0)))
+
+
+def nest_lazily(rows: TensorDict) -> Any:
+    return rows.set("n", stack_lazily(rows["n"]))
+
+
+def keep_dense(rows: TensorDict) -> Any:
+    return rows
+
+
+@pytest.mark.parametrize("storage", [stack_lazily, nest_lazily, keep_dense])
+@pytest.mark.parametrize("rows", [stack_lazily, nest_lazily, keep_dense])
+def test_r2_lazy_stacks_are_storages_and_rows(storage: Any, rows: Any) -> None:
+    buffer = ReplayBuffer(storage(make_rows(0, 6).zero_()))
+    for first, count in ((0, 4), (4, 1), (5, 9)):
+        buffer.extend(rows(make_rows(first, count)))
+        batch = buffer.sample(5)
+        assert batch["index"].equal(batch["number"])
+    numbers = torch.arange(8, 14)
+    assert buffer[numbers]["number"].equal(numbers)
+    assert buffer[numbers]["n", "x"].flatten().equal(numbers.float())
+    with pytest.raises((StructureError, KeyMismatchError)):
+        buffer.extend(rows(make_rows(14, 2).exclude("traj")))
+
+
+@pytest.mark.parametrize("index", [0.5, [True], torch.zeros(2), torch.tensor([True, False])])
+def test_r1_index_that_has_no_numbers_is_refused(index: Any) -> None:
+    buffer = fill(ReplayBuffer(4, sampler=PrioritizedSampler()), 3)
+    with pytest.raises(TypeError, match="index has numbers of rows of int64; got"):
+        buffer[index]
+    with pytest.raises(TypeError, match="index has numbers of rows of int64; got"):
+        buffer.update_priority(index, 1.0)
+
+
+def test_rows_without_any_are_written() -> None:
+    buffer = ReplayBuffer(make_rows(0, 4))
+    assert buffer.extend(make_rows(0, 0)).tolist() == []
+    fill(buffer, 3)
+    assert buffer.extend(make_rows(0, 0)).tolist() == []
+    assert (len(buffer), buffer.write_count) == (3, 3)
+
+
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("make", [lambda: None, PrioritizedSampler, lambda: SliceSampler(2, end_key="done")])
+@given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 12), st.integers(-1, 16)), max_size=8))
+def test_r8_rows_are_whole_after_a_writer_ends_at_any_point(
+    make: Any, capacity: int, extends: list[tuple[int, int]]
+) -> None:
+    """Each writer extends once, and ends at the n-th row that it writes, before the first store, or not at all."""
+    storage = make_rows(0, capacity).zero_().share_memory_()
+    with tempfile.TemporaryDirectory() as folder:
+        valid: set[int] = set()
+        for count, crash in extends:
+            buffer = ReplayBuffer(storage, path=f"{folder}/counters", sampler=make())
+            first, before = buffer.write_count, valid
+
+            def end(self: ReplayBuffer, rows: Any, stop: int, crash: int = crash) -> None:
+                for row in range(min(crash, len(rows))):  # torn: half of each row
+                    self.rows["number"][(stop - len(rows) + row) % self.capacity] = -1
+                raise Crash
+
+            with pytest.MonkeyPatch.context() as patch:
+                if crash >= 0:
+                    patch.setattr(ReplayBuffer, "_write", end)
+                with contextlib.suppress(Crash):
+                    buffer.extend(make_rows(first, count))
+            buffer._counters.close()
+            again = ReplayBuffer(storage, path=f"{folder}/counters", sampler=make())
+            low, high = again._counters.read()
+            valid = set(range(low, high))
+            assert high == first + (count if crash < 0 else 0)
+            assert before - valid <= set(range(min(before, default=0), min(before, default=0) + count))
+            if valid:
+                assert again[torch.arange(low, high)]["number"].tolist() == list(range(low, high))
+                with contextlib.suppress(ValueError):  # no episode is long enough
+                    batch = again.sample(20)
+                    assert batch["index"].equal(batch["number"])
+                    assert set(batch["index"].flatten().tolist()) <= valid
 
 
 def test_r8_rows_of_an_extend_that_was_cut_off_stay_invalid(tmp_path: Path) -> None:

@@ -43,6 +43,25 @@ def test_check_rows_of_same_form_accepts_any_number(count: int) -> None:
     row_buffers.check_rows(make_rows(9), make_rows(count))
 
 
+def make_lazy(data: TensorDict) -> TensorCollection:
+    return lazy_stack(list(data.unbind(0)))
+
+
+def make_nested_lazy(data: TensorDict) -> TensorCollection:
+    return data.set("n", make_lazy(data["n"])) if len(data) else data
+
+
+@pytest.mark.parametrize("count", [3, 9, 20])
+@pytest.mark.parametrize("storage", [make_lazy, make_nested_lazy, lambda data: data])
+@pytest.mark.parametrize("rows", [make_lazy, make_nested_lazy, lambda data: data])
+def test_check_rows_of_lazy_stacks_accepts_any_number(storage: Any, rows: Any, count: int) -> None:
+    row_buffers.check_rows(storage(make_rows(9)), rows(make_rows(count)))
+    with pytest.raises(StructureError, match="dtype torch.float32 .* have torch.float64"):
+        row_buffers.check_rows(storage(make_rows(9)), rows(make_rows(count).double()))
+    with pytest.raises(KeyMismatchError, match=r"missing keys \['a'\]"):
+        row_buffers.check_rows(storage(make_rows(9)), rows(make_rows(count).exclude("a")))
+
+
 def make_strided(data: TensorDict) -> TensorDict:
     return data.apply(lambda leaf: torch.stack([leaf, leaf], -1)[..., 0])
 

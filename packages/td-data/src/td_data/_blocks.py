@@ -58,6 +58,10 @@ class BlockSampler(CountedSampler):
     def _bind(self, data: Sized) -> None:
         if self._rows_per_block is not None:
             count, size = len(data), self._rows_per_block
+            if "blocks" in self._facts and count != self.num_samples:
+                raise ValueError(
+                    f"this BlockSampler is of data of {self.num_samples} rows, and the loader has {count}: make another one"
+                )
             self._set_blocks([range(start, min(start + size, count)) for start in range(0, count, size)])
 
     def __len__(self) -> int:

@@ -54,6 +54,15 @@ def check_seed(seed: int) -> int:
     return seed
 
 
+def as_positions(values: object, what: str, ndim: int | None = 1) -> Tensor:
+    """Return integers as a tensor of int64 of the CPU, or raise TypeError for others."""
+    found = torch.as_tensor(values).cpu()
+    found = found if found.numel() else found.long()
+    if found.dtype != torch.int64 or ndim not in (None, found.ndim):
+        raise TypeError(f"{what} of int64; got {tuple(found.shape)} of {found.dtype}")
+    return found
+
+
 def make_generator(seed: int) -> torch.Generator:
     """Return a generator of the CPU with a seed."""
     return torch.Generator().manual_seed(seed)

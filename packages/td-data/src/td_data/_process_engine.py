@@ -18,7 +18,7 @@ from td_core.errors import WorkerError
 
 from ._device_buffers import pin
 from ._reading import Reader, Task
-from ._threads import Result
+from ._threads import PATIENCE, Result
 
 
 class ProcessEngine:
@@ -47,12 +47,12 @@ class ProcessEngine:
             pin_memory=pin_memory,
         )
         try:
-            self._results: Iterator[Any] = iter(loader)
+            self._results: Any = iter(loader)
         except Exception:
             if context is not None or get_context().get_start_method() != "fork":
                 _name_unpicklable(data=reader.data, transform=reader.transform)
             raise
-        self._restore = weakref.finalize(self, _set_handler, _pause_handler())
+        self.close = weakref.finalize(self, _stop, self._results, _pause_handler())
 
     def get_next(self) -> Result[Any] | None:
         """Return the next result, or None after the last one."""
@@ -70,7 +70,7 @@ class ProcessEngine:
         if "timed out" in text:
             return TimeoutError(f"no batch from a worker process: {text}")
         killed = re.search(r"killed by signal: (.*?)\.?\s", text + " ")
-        workers = getattr(self._results, "_workers", ())
+        workers = self._results._workers
         # A worker that dies while it sends a batch closes the connection first.
         is_cut = isinstance(error, (EOFError, OSError))
         for worker in workers if is_cut else ():
@@ -90,14 +90,6 @@ class ProcessEngine:
     def is_ready(self) -> bool:
         """Return False: torch does not say whether a result is ready."""
         return False
-
-    def close(self) -> None:
-        """End the worker processes."""
-        results, self._results = self._results, iter(())
-        stop = getattr(results, "_shutdown_workers", None)
-        if stop is not None:
-            stop()
-        self._restore()
 
 
 def _name_unpicklable(**parts: object) -> None:
@@ -119,7 +111,14 @@ def _pause_handler() -> Any:
     return handler
 
 
-def _set_handler(handler: Any) -> None:
+def _stop(results: Any, handler: Any) -> None:
+    """End the worker processes, and give torch its handler back."""
+    # torch waits for 5 seconds for each worker that is at work.
+    timer = threading.Timer(PATIENCE, lambda: [worker.terminate() for worker in results._workers])
+    timer.daemon = True
+    timer.start()
+    results._shutdown_workers()
+    timer.cancel()
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, handler)
 

@@ -14,7 +14,7 @@ from td_core import open as open_collection
 from td_core.spi import is_stored, parse_json, row_buffers
 from td_core.typing import DeviceType
 
-from ._order import check_count, check_seed, make_generator, mix
+from ._order import as_positions, check_count, check_seed, make_generator, mix
 from ._ring_counters import RingCounters
 from ._ring_samplers import RingSampler
 from ._views import set_entry
@@ -198,7 +198,7 @@ class ReplayBuffer:
         Raises:
             ValueError: a priority is negative or not finite, or there are not as many as numbers.
         """
-        numbers = torch.as_tensor(index, dtype=torch.int64).cpu().flatten()
+        numbers = as_positions(index, "index has numbers of rows", None).flatten()
         values = torch.as_tensor(priority).detach().to("cpu", torch.float64)
         values = values.expand(numbers.shape) if values.ndim == 0 else values.flatten()
         if values.shape != numbers.shape:
@@ -210,7 +210,7 @@ class ReplayBuffer:
 
     def __getitem__(self, index: Any) -> Any:
         """Return rows by number; IndexError if one was overwritten, or not yet written."""
-        numbers = torch.as_tensor(index, dtype=torch.int64)
+        numbers = as_positions(index, "index has numbers of rows", None)
         with self._counters.guard(exclusive=False):
             rows = None if self.rows is None else self.rows[numbers.flatten() % self.capacity]
         low, high = self._counters.read()

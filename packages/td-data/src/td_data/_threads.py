@@ -19,8 +19,8 @@ Result = tuple[Optional[T], Optional[BaseException]]  # noqa: UP045
 Work = SimpleQueue[Optional[tuple[Future[object], Call[object]]]]  # noqa: UP045
 """Functions to call; None ends a thread."""
 
-#: Seconds that the end of threads may take, before they are abandoned.
-_PATIENCE = 0.5
+#: Seconds that the end of threads and workers may take, before they are abandoned or killed.
+PATIENCE = 0.4
 
 
 class Threads:
@@ -71,7 +71,7 @@ def _stop(queue: Work, threads: list[threading.Thread]) -> None:
         pass
     for _ in threads:
         queue.put(None)
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + PATIENCE
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join(max(end - time.monotonic(), 0))

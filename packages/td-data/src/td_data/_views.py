@@ -16,7 +16,7 @@ from td_core import NO_DEFAULT, StructureError, is_tensor_collection
 from td_core.spi import row_buffers
 from td_core.typing import NestedKey
 
-from ._order import check_count, check_seed, make_keys, mix, permute
+from ._order import as_positions, check_count, check_seed, make_keys, mix, permute
 from ._reading import join_batches
 
 #: Rows of a key that are read at a time, to find episodes.
@@ -42,11 +42,7 @@ class View(ABC):
             return self._read(torch.arange(*index.indices(len(self))))
         if not isinstance(index, (Tensor, list, tuple)):
             return self[[operator.index(index)]][0]
-        positions = torch.as_tensor(index, dtype=None if isinstance(index, Tensor) else torch.int64).cpu()
-        if positions.dtype != torch.int64 or positions.ndim != 1:
-            raise TypeError(
-                f"a view takes a vector of positions of int64; got {tuple(positions.shape)} of {positions.dtype}"
-            )
+        positions = as_positions(index, "a view takes a vector of positions")
         wrong = (positions < -len(self)) | (positions >= len(self))
         if bool(wrong.any()):
             raise IndexError(
@@ -252,15 +248,12 @@ class _LoadedSlices:
 
 
 def _check_ends(ends: Any, count: int, what: str) -> Tensor:
-    result = torch.as_tensor(ends)
-    result = result if result.numel() else result.long()
-    if result.dtype != torch.int64 or result.ndim != 1:
-        raise TypeError(f"ends is a vector of int64; got {tuple(result.shape)} of {result.dtype}")
+    result = as_positions(ends, "ends is a vector")
     if bool((result.diff(prepend=result.new_zeros(1)) <= 0).any()):
         raise ValueError("ends must increase, from 1 on: each is the position after the last row")
     if (int(result[-1]) if len(result) else 0) != count:
         raise ValueError(f"the last of ends is the number of {what}, {count}; got {result[-1:].tolist()}")
-    return result.cpu()
+    return result
 
 
 def _find_ends(data: Any, key: Any, is_end: bool) -> Tensor:

@@ -37,7 +37,15 @@ def check_rows(storage: Core, rows: Core) -> None:
         )
     left: list[Tensor] = []
     right: list[Tensor] = []
-    storage._zip_leaves(rows, left, right)
+    try:
+        storage._zip_leaves(rows, left, right)
+    except StructureError:
+        sizes = storage.batch_size[0], rows.batch_size[0]
+        if sizes[0] == sizes[1] or (_has_rows(storage) and _has_rows(rows)):
+            raise
+        # A lazy stack has a member for each row: compare as many of both.
+        count = min(*sizes, 1)
+        check_rows(storage[:count], rows[:count])
     for mine, other in zip(left, right):
         if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
             raise StructureError(
