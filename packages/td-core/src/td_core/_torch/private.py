@@ -26,8 +26,8 @@ __all__ = [
     "find_refusing_transform", "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel",
     "functorch_level", "is_caller", "guard_forms", "is_read_only_view", "is_traced", "map_location", "get_mapped_dim",
     "make_nested_view", "new_object", "plain_results", "get_ragged_dim", "get_cached_seqlens", "increase_versions",
-    "make_wrapper", "pytree", "without_torch_function", "unmap", "unwrap_transforms", "count_users", "wrap_jacobians",
-    "wrap_vmap",
+    "make_wrapper", "pytree", "without_torch_function", "unmap", "unwrap_transforms", "count_dispatch_modes", "count_users",
+    "wrap_jacobians", "wrap_vmap",
 ]  # fmt: skip
 
 
@@ -113,6 +113,10 @@ def _unknown_level() -> bool:
 
 #: Function that returns None outside the transforms of ``torch.func`` (vmap, grad, jvp), and another value inside.
 functorch_level: Callable[[], Any] = _find("_C._functorch.peek_interpreter_stack", _unknown_level)
+
+
+#: Function that returns the number of active dispatch modes, which see each operation.
+count_dispatch_modes: Callable[[], int] = _find("_C._len_torch_dispatch_stack", lambda: 0)
 
 
 def is_traced() -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._plans.elements import align_dims
-from .._plans.index import BoundIndex, IndexPlan
+from .._plans.index import BoundIndex, IndexPlan, plan_index
 from .._torch.kernels import PLAIN
 from .._torch.private import assert_in_graph, functorch_level
 from .._tree.coerce import NUMBERS, WRAPPED, coerce, convert_source
@@ -422,12 +422,20 @@ def write_leaf_at(target: Tensor, index: object, value: Any, path: Path, non_blo
             problem = StructureError(f"it is a tensor, the value a {type(value).__name__}")
             raise add_path(problem, path, f"at the index {index!r}")
     _check_leaf_at(target, index, value, path)
+    if not target.is_nested and _has_positions(index):
+        plan_index(index, target.shape).check_range()
     try:
         write_at(target, index, value, non_blocking)
     except (RuntimeError, TypeError, ValueError) as error:
         kind = LockedError if isinstance(error, LockedError) else StructureError
         found = find_problem(target, value, index) or kind(str(error))
         raise add_path(found, path, f"at the index {index!r}") from error
+
+
+def _has_positions(index: object) -> bool:
+    """Return True if a tensor of positions is in an index: torch writes those before one that is out of range."""
+    items = index if type(index) is tuple else (index,)
+    return any(isinstance(item, Tensor) and item.dtype is torch.int64 for item in items)
 
 
 def _check_leaf_at(target: Tensor, index: Any, value: object, path: Path) -> None:

@@ -33,6 +33,7 @@ from .check import (
     remember,
 )
 from .packed import try_copy_packed
+from .positions import write_rows
 from .run import try_copy_fused
 
 #: Dtypes for which some versions of torch cannot write at an index tensor or mask.
@@ -156,7 +157,7 @@ def _try_scatter(target: Core, leaves: list[Tensor], values: list[Any], plan: In
     place = BoundIndex(plan.index)
     try:
         for leaf, value in zip(leaves, values):
-            leaf[place.move_to_device_of(leaf)] = value
+            write_rows(leaf, place.move_to_device_of(leaf), value)
     except RuntimeError:
         return False  # an indexed write cannot change device or dtype; the general path can, and writes every leaf again
     return True

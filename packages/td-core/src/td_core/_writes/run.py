@@ -19,6 +19,7 @@ from .._tree.defaults import add_nested, show_path
 from .._tree.node import Core, copy_leaf
 from .._tree.shared_memory import group_overlapping, is_dense, may_share_memory
 from .check import rephrase_error
+from .positions import write_rows
 
 Path = tuple[str, ...]
 
@@ -120,7 +121,7 @@ def write_at(target: Tensor, index: Any, value: Any, non_blocking: bool = False)
         # torch would create the scalar on the CPU and synchronize for the copy.
         value = torch.full((), value, dtype=target.dtype, device=target.device)
     try:
-        target[index] = value
+        write_rows(target, index, value)
     except RuntimeError:  # torch refuses a value that shares memory with the leaf
         if not isinstance(value, Tensor) or _get_storage_id(target) != _get_storage_id(value):
             raise
