@@ -17,16 +17,41 @@ import td_core as _td_core
 from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from ._batches import BatchIterator, iter_batches
+    from ._data_frames import from_pandas, to_pandas
     from ._files_by_suffix import append, inspect, load, save, verify
     from ._files_by_suffix import open_table as open  # noqa: A004, F401
     from ._from_arrow import from_arrow
+    from ._sized_tables import from_parquet
+    from ._table_writer import TableWriter, arrow_schema
     from ._write_columns import to_arrow
 
-__all__ = ["append", "from_arrow", "inspect", "load", "save", "to_arrow", "verify"]
+__all__ = [
+    "BatchIterator", "TableWriter", "append", "arrow_schema", "from_arrow", "from_pandas", "from_parquet", "inspect",
+    "iter_batches", "load", "save", "to_arrow", "to_pandas", "verify",
+]  # fmt: skip
 
 __version__ = _td_core.__version__
 
-__getattr__ = _lazy_names(__name__, {"._from_arrow": ["from_arrow"], "._write_columns": ["to_arrow"]})[0]
+__getattr__ = _lazy_names(
+    __name__,
+    {
+        "._batches": ["BatchIterator", "iter_batches"],
+        "._data_frames": ["from_pandas", "to_pandas"],
+        "._files_by_suffix": {
+            "append": "append",
+            "inspect": "inspect",
+            "load": "load",
+            "open": "open_table",
+            "save": "save",
+            "verify": "verify",
+        },
+        "._from_arrow": ["from_arrow"],
+        "._sized_tables": ["from_parquet"],
+        "._table_writer": ["TableWriter", "arrow_schema"],
+        "._write_columns": ["to_arrow"],
+    },
+)[0]
 
 
 def __dir__() -> list[str]:

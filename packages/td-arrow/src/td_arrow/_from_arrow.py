@@ -18,7 +18,7 @@ from ._arrow_types import Dense, convert, view_numbers
 from ._build_rows import One, RowBuilder
 from ._dialects import find_features
 from ._nulls import Nulls, Path
-from ._read_columns import ColumnReader, find_form, join_chunks
+from ._read_columns import ColumnReader, RowValues, find_form, join_chunks
 from ._row_values import read_values
 from ._table_columns import TableColumns, plan_columns
 from ._table_header import read_facts
@@ -136,7 +136,7 @@ def read_collection(
     for path, array in fetch(plan.fields):
         field = plan.fields[path]
         facts = read_facts(field)
-        if isinstance(array, torch.Tensor):  # a leaf that is read when it is used
+        if isinstance(array, (torch.Tensor, RowValues, One, dict)):  # it is read when it is used, or was read
             items[path] = array
         elif facts.get("absent"):
             array = join_chunks(array)

@@ -189,18 +189,22 @@ class Chosen:
             self._select_rows(table, rows)
 
     def _filter(self, table: Any, condition: Any) -> None:
-        self.groups = table.find_groups(condition)
+        groups: list[int] = table.find_groups(condition)
+        self.groups, self._positions = groups, self.find(table, groups, condition)
+        self.count = len(self._positions)
+
+    @staticmethod
+    def find(table: Any, groups: list[int], condition: Any) -> Any:
+        """Return the positions in some groups of the rows that meet a condition."""
         text = str(condition)
         names = [name for name in table.schema.names if name in text]
-        columns = {path[0]: array for path, array in table.read([(name,) for name in names], self.groups)}
-        total = sum(table.groups[i] for i in self.groups)
+        columns = {path[0]: array for path, array in table.read([(name,) for name in names], groups)}
+        total = sum(table.groups[i] for i in groups)
         content = pa.table({**columns, "td:position": pa.array(np.arange(total))})
         try:
-            found = content.filter(condition)["td:position"]
-        except pa.ArrowInvalid as error:
+            return content.filter(condition)["td:position"].to_numpy()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"{table.where}: the filter {text} does not fit the columns: {error}") from error
-        self._positions = found.to_numpy()
-        self.count = len(self._positions)
 
     def _select_rows(self, table: Any, rows: Any) -> None:
         self.is_single = isinstance(rows, int) and not isinstance(rows, bool)

@@ -69,6 +69,9 @@ class TablePlan:
         self.nodes: list[Row] = []
         self.places: list[Any] = []
         self.pairs: list[Any] = []
+        #: Where in the tree the next column is, which decides the order of the columns.
+        self.place: tuple[int, ...] = ()
+        self._order: dict[Path, tuple[int, ...]] = {}
         self.inline = InlineLeaves()
 
     def add_node(self, row: Row) -> int:
@@ -101,6 +104,7 @@ class TablePlan:
             or any(names[:length] in self.columns for length in range(1, len(names)))
         ):
             names = (f"{names[0]}#", *names[1:])
+        self._order[names] = (*self.place, len(self.columns))
         self._levels.update(names[:length] for length in range(1, len(names)))
         self.columns[names] = cells, cells.array.null_count > 0 if nullable is None else nullable
         return list(names)
@@ -116,7 +120,8 @@ class TablePlan:
     def make_table(self) -> Any:
         """Return the table."""
         tree: dict[str, Any] = {}
-        for names, column in self.columns.items():
+        for names in sorted(self.columns, key=self._order.__getitem__):
+            column = self.columns[names]
             level = tree
             for name in names[:-1]:
                 level = level.setdefault(name, {})

@@ -98,15 +98,16 @@ class _Writer(TablePlan):
 
     def walk(self) -> None:
         """Add all nodes, parents before children."""
-        todo: list[tuple[int, int, Path, Path, bool]] = [
-            (0, self.add_node(self.encoded.nodes[0]), (), (), True)
+        todo: list[tuple[int, int, Path, Path, bool, tuple[int, ...]]] = [
+            (0, self.add_node(self.encoded.nodes[0]), (), (), True, ())
         ]
         while todo:
-            old, new, path, keys, in_rows = todo.pop()
+            old, new, path, keys, in_rows, place = todo.pop()
             row, node = self.encoded.nodes[old], self.encoded.objects[old]
             kind = kinds.find(row["kind"])
             hidden = kind is not None and kind.is_leaf
             in_rows = in_rows and not hidden and tuple(node.batch_size[: len(self.lead)]) == self.lead
+            self.place = place
             self._add_values(row, new, path, keys, in_rows)
             if in_rows and self._is_stack_of_rows(row):
                 members = [ref for _, ref in row["members"]]
@@ -115,15 +116,16 @@ class _Writer(TablePlan):
                 in_rows = False
             plain = (not row["entries"] and len(row["members"]) == 1) or old in self._homes
             for group in ("entries", "members"):
-                for key, ref in row[group]:
+                for number, (key, ref) in enumerate(row[group]):
                     omitted = hidden or (plain and group == "members")
                     below = path if omitted else (*path, key)
                     deeper = keys if hidden or group == "members" else (*keys, key)
+                    self.place = (*place, number)
                     if isinstance(ref, list):
                         child: Any = self._add_leaf(ref[0], below, deeper, in_rows)
                     else:
                         child = self.add_node(self.encoded.nodes[ref])
-                        todo.append((ref, child, below, deeper, in_rows))
+                        todo.append((ref, child, below, deeper, in_rows, self.place))
                     self.nodes[new][group].append([key, child])
 
     def _is_stack_of_rows(self, row: Row) -> bool:

@@ -219,6 +219,67 @@ def _from_parquet_as(cls: type, path: Any, **options: Any) -> Any:
     return as_named(cls, from_parquet(path, **options), f"what is saved at {path!r}")
 
 
+def to_pandas(
+    self: TensorCollection,
+    *,
+    separator: str | None = None,
+    tensors: str = "arrow",
+    mask_key: NestedKey | None = None,
+) -> Any:
+    """Return the collection as a ``pandas.DataFrame``; see :func:`td_arrow.to_pandas`.
+
+    Example:
+        >>> frame = TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_pandas()  # doctest: +SKIP
+    """
+    from ._data_frames import to_pandas
+
+    return to_pandas(self, separator=separator, tensors=tensors, mask_key=mask_key)
+
+
+def from_pandas(
+    dataframe: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    nulls: Any = "auto",
+    mask_key: NestedKey | None = None,
+    lists: str = "jagged",
+    times: str = "numbers",
+    categories: str = "codes",
+    index: bool | None = None,
+) -> Any:
+    """Return the collection of a data frame; see :func:`td_arrow.from_pandas`. A class with declared entries returns an instance.
+
+    Example:
+        >>> td = TensorDict.from_pandas(pandas.DataFrame({"x": [1, 2]}))  # doctest: +SKIP
+    """
+    from ._data_frames import from_pandas
+
+    return from_pandas(
+        dataframe,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+        separator=separator,
+        dtype=dtype,
+        nulls=nulls,
+        mask_key=mask_key,
+        lists=lists,
+        times=times,
+        categories=categories,
+        index=index,
+    )
+
+
+def _from_pandas_as(cls: type, dataframe: Any, **options: Any) -> Any:
+    return as_named(cls, from_pandas(dataframe, **options), "the data frame")
+
+
 def _from_arrow_as(cls: type, table: object, **options: Any) -> Any:
     return as_named(cls, from_arrow(table, **options), "the table")
 
@@ -273,6 +334,8 @@ def td_methods() -> Mapping[str, Any]:
         "from_arrow": make_classmethod(from_arrow, with_class=_from_arrow_as),
         "to_parquet": to_parquet,
         "from_parquet": make_classmethod(from_parquet, with_class=_from_parquet_as),
+        "to_pandas": to_pandas,
+        "from_pandas": make_classmethod(from_pandas, with_class=_from_pandas_as),
         "__arrow_c_stream__": _export_stream,
         "__arrow_c_array__": _export_array,
     }

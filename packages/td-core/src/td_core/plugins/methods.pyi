@@ -358,3 +358,26 @@ class DeclaredMethods:
         **options: Any,
     ) -> Self:
         """Load a Parquet file; ``options`` are those of :func:`td_arrow.load`."""
+    def to_pandas(
+        self, *, separator: str | None = None, tensors: str = "arrow", mask_key: NestedKey | None = None
+    ) -> Any:
+        """Return the collection as a ``pandas.DataFrame``; see :func:`td_arrow.to_pandas`."""
+    @classmethod
+    def from_pandas(
+        cls,
+        dataframe: Any,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceType | None = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        nulls: Any = "auto",
+        mask_key: NestedKey | None = None,
+        lists: str = "jagged",
+        times: str = "numbers",
+        categories: str = "codes",
+        index: bool | None = None,
+    ) -> Self:
+        """Return the collection of a data frame; see :func:`td_arrow.from_pandas`."""
