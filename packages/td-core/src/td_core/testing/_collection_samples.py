@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import sys
 import warnings
 from contextlib import suppress
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._encode.node_kinds import KINDS
 from .._encode.value_codec import is_same_value
 from .._kinds.lazy_stack import LazyStackedTensorDict
 from .._kinds.parameters import TensorDictParams
@@ -77,10 +77,11 @@ def _make_leaves_of_all_dtypes() -> dict[str, Tensor]:
 
 
 def make_value_samples() -> dict[str, object]:
-    """Build collections of values and tensorclasses, by name; empty without td-tensorclass."""
-    if importlib.util.find_spec("td_tensorclass") is None:
+    """Build collections of values and tensorclasses, by name; empty if no plugin has registered a kind of values."""
+    kind = KINDS.get("NonTensorData")
+    if kind is None:
         return {}
-    package: Any = importlib.import_module("td_tensorclass")
+    package: Any = sys.modules[kind.type.__module__.partition(".")[0]]
     values = {
         "text": "x",
         "none": None,
