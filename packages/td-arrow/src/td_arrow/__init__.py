@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from ._files_by_suffix import append, inspect, load, save, verify
     from ._files_by_suffix import open_table as open  # noqa: A004, F401
     from ._from_arrow import from_arrow
-    from ._sized_tables import from_parquet
+    from ._json import to_json
+    from ._sized_tables import from_csv, from_json, from_parquet
     from ._table_writer import TableWriter, arrow_schema
     from ._write_columns import to_arrow
+    from ._write_csv import to_csv
 
 __all__ = [
-    "BatchIterator", "TableWriter", "append", "arrow_schema", "from_arrow", "from_pandas", "from_parquet", "inspect",
-    "iter_batches", "load", "save", "to_arrow", "to_pandas", "verify",
+    "BatchIterator", "TableWriter", "append", "arrow_schema", "from_arrow", "from_csv", "from_json", "from_pandas",
+    "from_parquet", "inspect", "iter_batches", "load", "save", "to_arrow", "to_csv", "to_json", "to_pandas", "verify",
 ]  # fmt: skip
 
 __version__ = _td_core.__version__
@@ -47,9 +49,11 @@ __getattr__ = _lazy_names(
             "verify": "verify",
         },
         "._from_arrow": ["from_arrow"],
-        "._sized_tables": ["from_parquet"],
+        "._json": ["to_json"],
+        "._sized_tables": ["from_csv", "from_json", "from_parquet"],
         "._table_writer": ["TableWriter", "arrow_schema"],
         "._write_columns": ["to_arrow"],
+        "._write_csv": ["to_csv"],
     },
 )[0]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from td_core import Coercer, NestedKey, Serializer, TensorCollection, hookimpl, make_classmethod, save
+from td_core import Coercer, Serializer, TensorCollection, hookimpl, make_classmethod, save
 from td_core.spi import LazyFunction, as_named, check_regular
-from td_core.typing import DeviceType
+from td_core.typing import DeviceType, NestedKey
 
 if TYPE_CHECKING:
     import torch
@@ -215,6 +215,125 @@ def from_parquet(
     )
 
 
+def to_csv(
+    self: TensorCollection,
+    path: str | os.PathLike[str],
+    *,
+    separator: str | None = None,
+    schema: bool = False,
+    **options: Any,
+) -> None:
+    """Write the collection as a csv file; see :func:`td_arrow.to_csv`.
+
+    Example:
+        >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_csv("data.csv")
+    """
+    from ._write_csv import to_csv
+
+    to_csv(self, path, separator=separator, schema=schema, **options)
+
+
+def from_csv(
+    path: str | os.PathLike[str],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    dtypes: Mapping[NestedKey, Any] | None = None,
+    schema: bool | None = None,
+    **options: Any,
+) -> Any:
+    """Read a csv file; see :func:`td_arrow.from_csv`. A class with declared entries returns an instance.
+
+    Example:
+        >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_csv("data.csv")
+        >>> TensorDict.from_csv("data.csv")["x"]
+        tensor([0, 1, 2])
+    """
+    from ._sized_tables import from_csv
+
+    return from_csv(
+        path,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+        separator=separator,
+        dtype=dtype,
+        dtypes=dtypes,
+        schema=schema,
+        **options,
+    )
+
+
+def to_json(
+    self: TensorCollection,
+    path: str | os.PathLike[str],
+    *,
+    separator: str | None = None,
+    lines: bool = False,
+    schema: bool = False,
+    **options: Any,
+) -> None:
+    """Write the collection as JSON; see :func:`td_arrow.to_json`.
+
+    Example:
+        >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_json("data.json")
+    """
+    from ._json import to_json
+
+    to_json(self, path, separator=separator, lines=lines, schema=schema, **options)
+
+
+def from_json(
+    path: str | os.PathLike[str],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    lines: bool | None = None,
+    dtypes: Mapping[NestedKey, Any] | None = None,
+    schema: bool | None = None,
+    **options: Any,
+) -> Any:
+    """Read a JSON file; see :func:`td_arrow.from_json`. A class with declared entries returns an instance.
+
+    Example:
+        >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_json("data.json")
+        >>> TensorDict.from_json("data.json")["x"]
+        tensor([0, 1, 2])
+    """
+    from ._sized_tables import from_json
+
+    return from_json(
+        path,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+        separator=separator,
+        dtype=dtype,
+        lines=lines,
+        dtypes=dtypes,
+        schema=schema,
+        **options,
+    )
+
+
+def _from_csv_as(cls: type, path: Any, **options: Any) -> Any:
+    return as_named(cls, from_csv(path, **options), f"what is saved at {path!r}")
+
+
+def _from_json_as(cls: type, path: Any, **options: Any) -> Any:
+    return as_named(cls, from_json(path, **options), f"what is saved at {path!r}")
+
+
 def _from_parquet_as(cls: type, path: Any, **options: Any) -> Any:
     return as_named(cls, from_parquet(path, **options), f"what is saved at {path!r}")
 
@@ -336,6 +455,10 @@ def td_methods() -> Mapping[str, Any]:
         "from_parquet": make_classmethod(from_parquet, with_class=_from_parquet_as),
         "to_pandas": to_pandas,
         "from_pandas": make_classmethod(from_pandas, with_class=_from_pandas_as),
+        "to_csv": to_csv,
+        "from_csv": make_classmethod(from_csv, with_class=_from_csv_as),
+        "to_json": to_json,
+        "from_json": make_classmethod(from_json, with_class=_from_json_as),
         "__arrow_c_stream__": _export_stream,
         "__arrow_c_array__": _export_array,
     }

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from td_core import NestedKey
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 from typing_extensions import Self
@@ -381,3 +380,55 @@ class DeclaredMethods:
         index: bool | None = None,
     ) -> Self:
         """Return the collection of a data frame; see :func:`td_arrow.from_pandas`."""
+    def to_csv(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        separator: str | None = None,
+        schema: bool = False,
+        **options: Any,
+    ) -> None:
+        """Write the collection as a csv file; see :func:`td_arrow.to_csv`."""
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceType | None = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        dtypes: Mapping[NestedKey, Any] | None = None,
+        schema: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Read a csv file; see :func:`td_arrow.from_csv`."""
+    def to_json(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        separator: str | None = None,
+        lines: bool = False,
+        schema: bool = False,
+        **options: Any,
+    ) -> None:
+        """Write the collection as JSON; see :func:`td_arrow.to_json`."""
+    @classmethod
+    def from_json(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceType | None = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        lines: bool | None = None,
+        dtypes: Mapping[NestedKey, Any] | None = None,
+        schema: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Read a JSON file; see :func:`td_arrow.from_json`."""

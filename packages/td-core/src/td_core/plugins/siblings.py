@@ -36,7 +36,10 @@ PROVIDED = {
     "td-safetensors": ("to_safetensors", "from_safetensors"),
     "td-hdf5": ("to_h5", "from_h5"),
     "td-zarr": ("to_zarr", "from_zarr"),
-    "td-arrow": ("to_arrow", "from_arrow", "to_parquet", "from_parquet", "to_pandas", "from_pandas"),
+    "td-arrow": (
+        "to_arrow", "from_arrow", "to_parquet", "from_parquet", "to_pandas", "from_pandas", "to_csv", "from_csv", "to_json",
+        "from_json",
+    ),
 }  # fmt: skip
 #: The methods that other libraries look for, and their packages. They have no placeholder, so that no collection has the
 #: attribute without the package.
