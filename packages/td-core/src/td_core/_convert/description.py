@@ -130,10 +130,10 @@ def describe(root: Core) -> Description:
     return Description(f"{type(root).__name__} {list(root.batch_size)}", (*rows, *values.values()), total)
 
 
-def _leave_out_foreign(root: Any) -> Any:
+def _leave_out_foreign(root: Core) -> Any:
     """Copy a collection without the objects in place of leaves."""
 
-    def copy(node: Any) -> object:
+    def copy(node: Core) -> object:
         entries = dict(node._children())
         found = {key: child for key, child in entries.items() if isinstance(child, (Tensor, Core))}
         return node._with_children(

@@ -99,7 +99,7 @@ def _coerce_object(
     _check_one_given(batch_size, batch_dims)
     size = as_batch_size(() if batch_size is None else batch_size)
     place = None if device is None else as_device(device)
-    result: Any = coerce(convert_source(obj, size, place), size, place, ())
+    result = coerce(convert_source(obj, size, place), size, place, ())
     is_inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
     if is_inferred and not isinstance(result, Tensor):
         result.auto_batch_size_(batch_dims)

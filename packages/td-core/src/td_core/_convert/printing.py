@@ -392,7 +392,7 @@ _MUTED = 'style="opacity:0.7"'
 _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
-def _print_html(field: PrintedLeaf | None, node: Any, parent: Core) -> list[object]:
+def _print_html(field: PrintedLeaf | None, node: Core, parent: Core) -> list[object]:
     """Return the HTML pieces of a node; ``field`` is its entry in the parent, None for the root."""
     options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)

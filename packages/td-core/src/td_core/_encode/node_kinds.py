@@ -283,7 +283,7 @@ class _ReducedClass:
     def __init__(self, parts: tuple[object, ...]) -> None:
         self.parts = parts
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return self.parts
 
 

@@ -51,7 +51,7 @@ def rebuild_collection(
     return fix_decoded_devices(made[0], nodes, leaves)
 
 
-def reduce_collection(node: Core, protocol: int) -> tuple[Any, ...]:
+def reduce_collection(node: Core, protocol: int) -> tuple[object, ...]:
     """Return what ``__reduce_ex__`` of a collection returns: a rebuild function, its arguments, the attributes of the root."""
     reduced = None
     general = partial(_encode_for_pickle, node, protocol)

@@ -82,7 +82,7 @@ def find_longer_size(first: Core, second: Core) -> torch.Size | None:
     return size if found else None
 
 
-def stack_like(node: Any, other: Any) -> Any:
+def stack_like(node: Core, other: Any) -> Any:
     """Convert dense nodes to lazy stacks where those of another collection are stacks; return ``node`` if none is made."""
     stacked = other._members_and_dim()
     if node._members_and_dim() is not None or not has_entries(node):

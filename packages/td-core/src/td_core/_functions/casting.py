@@ -321,7 +321,7 @@ def pair_leaves(first: Core, second: Core, is_needed: Callable[[Tensor], object]
     return pairs
 
 
-def _get_leaf(child: Any) -> Any:
+def _get_leaf(child: Tensor | Core) -> Any:
     """Return the tensor of an entry, which may be in a node that represents one leaf; None for any other node."""
     if isinstance(child, Tensor):
         return child

@@ -91,7 +91,7 @@ def missing_rows_error(node: Core) -> StructureError:
 
 
 def set_new(
-    node: Any, path: tuple[str, ...], value: object, prefix: tuple[str, ...], non_blocking: bool
+    node: Core, path: tuple[str, ...], value: object, prefix: tuple[str, ...], non_blocking: bool
 ) -> None:
     """Store a value under a path of several keys, the first of which is missing."""
     check_unlocked(node, f"set {show_path(prefix + path)}")
@@ -214,7 +214,7 @@ def set_missing(root: Any, path: tuple[str, ...], value: object) -> None:
         root.set(path, value)
         return
 
-    def step(node: Any, rest: tuple[str, ...], value: object) -> Iterator[tuple[object, ...]]:
+    def step(node: Core, rest: tuple[str, ...], value: object) -> Iterator[tuple[object, ...]]:
         child = node._children().get(rest[0]) if len(rest) > 1 else None
         if node._members_and_dim() is not None:
             entry = coerce_for(node, value, path, False)

@@ -237,7 +237,9 @@ def _stack_level(items: list[Any], dim: int) -> tuple[Any, list[str]]:
         return None, []
 
 
-def _stack_nested(level: Core, items: list[Any], dim: int, nested: list[str]) -> Iterator[tuple[object, ...]]:
+def _stack_nested(
+    level: Core, items: list[Core], dim: int, nested: list[str]
+) -> Iterator[tuple[object, ...]]:
     """Store the stacks of nested nodes in a dense level: a lazy stack of those that do not fit."""
     for key in nested:
         parts = [item._get_child(key) for item in items]

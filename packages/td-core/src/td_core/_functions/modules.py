@@ -281,7 +281,7 @@ def stack_modules(
     return items[0]._stack_lazily(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
 
-def _stack_parameters(items: list[Any], expand_identical: bool) -> object:
+def _stack_parameters(items: list[Core], expand_identical: bool) -> object:
     columns: list[list[Tensor]] = []
     for item in items:
         column: list[Tensor] = []
@@ -455,7 +455,7 @@ class Pairing:
     def _swap(self, owner: nn.Module, key: str, leaf: Tensor) -> tuple[dict[str, Any], Any]:
         """Return the dict that takes a leaf in place of a parameter (``_parameters`` or ``__dict__``), and its old content."""
         parameters, attributes = owner._parameters, owner.__dict__
-        held: Any = parameters.get(key)
+        held = parameters.get(key)
         lowered = held is None  # an earlier call may have replaced the parameter by a plain attribute
         if lowered:
             held = attributes.get(key)
@@ -470,7 +470,7 @@ class Pairing:
         return attributes if lowers else parameters, held
 
     def _add_node(
-        self, owner: object, modules: dict[str, Any], key: str, node: Any, old: Any, path: Path
+        self, owner: object, modules: dict[str, Any], key: str, node: Core, old: Any, path: Path
     ) -> None:
         """Add the pair of a nested collection and a submodule, or the write of a value node."""
         inner = modules.get(key)

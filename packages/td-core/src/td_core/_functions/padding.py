@@ -115,7 +115,7 @@ def _pad_batches(nodes: list[Core], dim: int) -> Core:
     return stacked
 
 
-def make_mask(root: Any, key: Path) -> Tensor:
+def make_mask(root: Core, key: Path) -> Tensor:
     """Return the mask of a padded collection, or of the node that ``key`` leads to: True at elements, False at padding."""
     node = root.get(key[:-1], None) if key[1:] else root
     if not isinstance(node, Core) or not has_entries(node):
@@ -177,7 +177,7 @@ def _list_shapes(leaf: Tensor) -> list[tuple[int, ...]]:
     return [(leaf.size(0), *part.shape) for part in leaf.unbind()]
 
 
-def _mark_leaves(node: Any, shapes: dict[Path, list[tuple[int, ...]]]) -> Any:
+def _mark_leaves(node: Core, shapes: dict[Path, list[tuple[int, ...]]]) -> Any:
     """Build a collection of bools with the leading dims of each leaf, up to the last one that is padded."""
 
     def fill(holder: Core, entries: dict[str, object], path: Path) -> Iterator[tuple[str, Core, Path]]:

@@ -188,7 +188,7 @@ def _detach_chunk(chunk: Any) -> object:
     return chunk if _is_visible_to_workers(chunk) else chunk._map(clone_detached)
 
 
-def _is_visible_to_workers(td: Any) -> bool:
+def _is_visible_to_workers(td: Core) -> bool:
     """Return True if all leaves are in shared memory or memory-mapped, so that other processes see writes."""
     return td.is_shared() or (hasattr(td, "is_memmap") and td.is_memmap())
 

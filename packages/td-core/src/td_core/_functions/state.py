@@ -89,7 +89,7 @@ def write_state_dict(
 
 
 def load_state(
-    root: CoreT, state_dict: Mapping[str, Any], strict: bool, assign: bool, from_flatten: bool | None
+    root: CoreT, state_dict: Mapping[str, object], strict: bool, assign: bool, from_flatten: bool | None
 ) -> CoreT:
     """Copy a state dict into the leaves, see ``load_state_dict``."""
     if not isinstance(state_dict, Mapping):
@@ -107,7 +107,7 @@ def load_state(
     return root
 
 
-def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
+def _try_load_whole(root: Core, state_dict: Mapping[str, object]) -> bool:
     """Load a state dict with the keys and metadata of ``root.state_dict()`` in one call. Return False for any other."""
     metadata = getattr(state_dict, "_metadata", None) or {}
     targets: dict[str, Tensor] = {}
@@ -168,7 +168,7 @@ def _list_entries(node: Core) -> Mapping[str, Child]:
     return dict(node._children()) if record is None else record.entries
 
 
-def _parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:
+def _parse_state(target: Core, state_dict: Mapping[str, object], from_flatten: bool | None) -> _Level:
     """Parse a state dict of any layout into a tree of ``_Level``."""
     _check_names((), state_dict)
     metadata = getattr(state_dict, "_metadata", None)
@@ -186,7 +186,7 @@ def _parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool
     root = _Level()
 
     def parse(
-        source: Mapping[str, Any], level: _Level, path: tuple[str, ...]
+        source: Mapping[str, object], level: _Level, path: tuple[str, ...]
     ) -> Iterator[tuple[object, ...]]:
         level.meta.update((getattr(source, "_metadata", None) or {}).get("", {}))
         source = _take_old_fields(source, level.meta)
@@ -202,7 +202,7 @@ def _parse_state(target: Core, state_dict: Mapping[str, Any], from_flatten: bool
     return root
 
 
-def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _Level:
+def _parse_flat(target: Core, state_dict: Mapping[str, object], metadata: Any) -> _Level:
     """Parse a state dict with dotted keys."""
     # Keys of the target may contain dots, so match its dotted names before splitting a name at dots.
     known: dict[str, tuple[str, ...]] = {}

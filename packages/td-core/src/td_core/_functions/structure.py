@@ -258,7 +258,7 @@ def _get_movable(node: Core, old: tuple[str, ...], new: tuple[str, ...]) -> Chil
         ) from None
 
 
-def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...]) -> None:
+def _rename_entry(node: Core, old: tuple[str, ...], new: tuple[str, ...]) -> None:
     """Rename an entry of a node, which is not a lazy stack."""
     if depth := _find_shared_stack(node, old, new):
         # Rename in the members of a nested lazy stack, since not all its entries can be read from it.

@@ -46,7 +46,7 @@ def try_update_whole(root: Core, source: Any, clone: bool, inplace: bool, non_bl
 
 def update_in_place(
     root: Core,
-    source: Mapping[Any, Any] | Core | None,
+    source: Mapping[Any, object] | Core | None,
     more: Mapping[str, object],
     keys: Sequence[NestedKey] | None,
     non_blocking: bool,
@@ -66,7 +66,7 @@ def update_in_place(
 
 def update_at_index(
     root: Core,
-    source: Mapping[Any, Any] | Core,
+    source: Mapping[Any, object] | Core,
     index: object,
     non_blocking: bool,
     keys: Sequence[NestedKey] | None,
@@ -87,7 +87,7 @@ def set_entry_at(root: Core, path: Path, value: object, index: object, non_block
         write_unrecorded(root, lambda target: _write_entry_at(target, path, value, index, non_blocking))
 
 
-def get_entry_at(node: Core, key: NestedKey, index: Any, default: object) -> Any:
+def get_entry_at(node: Core, key: NestedKey, index: object, default: object) -> Any:
     """Return an entry at an index of it, see ``get_at``."""
     entry = node.get(key, node)
     if entry is not node:
@@ -99,7 +99,7 @@ def get_entry_at(node: Core, key: NestedKey, index: Any, default: object) -> Any
     return get_default(node, key, default)
 
 
-def copy_updated(node: CoreT, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CoreT:
+def copy_updated(node: CoreT, args: tuple[object, ...], kwargs: dict[str, Any]) -> CoreT:
     """Return a shallow copy with updated entries, see ``replace``."""
     if len(args) > 1:
         raise TypeError(f"replace() takes one mapping or collection, got {len(args)}")
@@ -139,7 +139,7 @@ def zero_leaves(root: Core) -> None:
         write_unrecorded(root, lambda target: write_leaves("zero_", target, _ZERO, target._leaves()))
 
 
-def _write_entry_at(root: Any, path: Path, value: Any, index: object, non_blocking: bool) -> None:
+def _write_entry_at(root: Core, path: Path, value: object, index: object, non_blocking: bool) -> None:
     """Write a value into an existing entry, at an index of that entry."""
     parent, key = get_parent(root, path), path[-1]
     try:
@@ -167,7 +167,7 @@ def _write_entry_at(root: Any, path: Path, value: Any, index: object, non_blocki
         raise
 
 
-def _list_leaves(root: Any, path: Path) -> list[Tensor]:
+def _list_leaves(root: Core, path: Path) -> list[Tensor]:
     """Return the leaf at a key path, or the leaves below the node there. In a lazy stack, return those of the members."""
     if not path:
         return list(root._leaves())

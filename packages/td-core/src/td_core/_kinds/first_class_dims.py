@@ -194,7 +194,7 @@ class DimEntry(TensorCollection):
     def _transform(self, plan: ShapePlan) -> Any:
         return as_entry(plan.leaf(self._leaf))
 
-    def _transform_multi(self, plan: Any) -> tuple[Any, ...]:
+    def _transform_multi(self, plan: ShapePlan) -> tuple[Any, ...]:
         return tuple([as_entry(part) for part in plan.leaf(self._leaf)])
 
     def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Any:

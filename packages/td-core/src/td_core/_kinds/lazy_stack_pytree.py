@@ -61,7 +61,7 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
     return list(stack._members), Members(stack._stack_dim, name, len(stack._members), ndims, hooks)
 
 
-def _has_same_dtypes(whole: object, members: list[Any], leaves: list[Tensor]) -> bool:
+def _has_same_dtypes(whole: object, members: list[Core], leaves: list[Tensor]) -> bool:
     """Return True if stacking kept all dtypes: each member has as many leaves of every dtype as the stack."""
     kinds = {leaf.dtype for leaf in leaves}
     if len(kinds) <= 1:
@@ -70,7 +70,7 @@ def _has_same_dtypes(whole: object, members: list[Any], leaves: list[Tensor]) ->
     return all(dtypes.count(kind) == stacked.count(kind) for dtypes in item for kind in kinds)
 
 
-def _can_stack(members: list[Any]) -> bool:
+def _can_stack(members: list[Core]) -> bool:
     """Return True if all members can have equal shapes. A failed stack would remain in the graph."""
     if not torch.compiler.is_compiling():
         return True
@@ -87,7 +87,7 @@ def _measure_depth(node: Core) -> int:
     return next((depth for item, depth in expand([(node, 0)], below) if not isinstance(item, Core)), 0)
 
 
-def _unflatten_whole(cls: Any, items: list[Any], context: Whole) -> Any:
+def _unflatten_whole(cls: type[Core], items: list[Any], context: Whole) -> Any:
     """Split the one collection of a stack that was flattened as such, unless a transform has changed its stack dim."""
     (whole,) = items
     behind, name, ndim, depth, _ = context

@@ -46,7 +46,7 @@ def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
 
 
 def split_for_members(
-    stack: Any, index: object, value: Any, path: Path = (), dims: int | None = None
+    stack: Any, index: object, value: object, path: Path = (), dims: int | None = None
 ) -> Iterator[Part]:
     """Yield (member, index in the member, value) for each write of ``stack[index] = value``; ``path``: that of the stack."""
     size = stack.batch_size
@@ -83,7 +83,7 @@ def split_for_members(
 
 
 def _split_scattered(
-    members: Any, dim: int, places: Sequence[Tensor], values: Sequence[Any]
+    members: Any, dim: int, places: Sequence[Tensor], values: Sequence[object]
 ) -> Iterator[Part]:
     for value in values:
         for i, member in enumerate(members):
@@ -114,7 +114,7 @@ def _split_uneven(stack: Any, index: object, value: object) -> Iterator[Part]:
 
 
 def _split_broadcast(
-    value: Any, stack: Core, lead: torch.Size, above: Path, dims: int | None
+    value: object, stack: Core, lead: torch.Size, above: Path, dims: int | None
 ) -> Sequence[object]:
     """Split a value into a collection of batch size ``lead`` and a dict of scalars that apply to all elements."""
     if isinstance(value, Core):
@@ -128,7 +128,7 @@ def _split_broadcast(
     new: list[tuple[Any, Path]] = []
     counts: set[int | None] = set()
 
-    def pair(node: Any, source: Any, prefix: Path) -> Iterator[tuple[object, ...]]:
+    def pair(node: Core, source: Any, prefix: Path) -> Iterator[tuple[object, ...]]:
         for key, entry in list_pairs(_get_entries(source), (*above, *prefix)):
             path, full = (*prefix, key), (*above, *prefix, key)
             try:
@@ -160,7 +160,7 @@ def _split_broadcast(
     return [*([build_nested(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
 
 
-def _get_entries(level: Any) -> Mapping[Any, object]:
+def _get_entries(level: Core) -> Mapping[Any, object]:
     return level._children() if isinstance(level, Core) else level
 
 

@@ -189,7 +189,7 @@ class TensorDict(TensorDictBase):
             take_names(self, entry)
 
     def _fill_nested(
-        self, source: Mapping[object, object], key: Any, value: object, non_blocking: bool
+        self, source: Mapping[object, object], key: NestedKey, value: object, non_blocking: bool
     ) -> None:
         """Store an entry under a nested key. Raise KeyTakenError if the mapping also has the first part as a key."""
         path = unravel_key_to_tuple(key)

@@ -39,7 +39,7 @@ def make_empty_like(stack: Any, size: torch.Size) -> Any:
     return nothing if nothing.batch_size == size or -1 in size else nothing.reshape(size)
 
 
-def transform_uneven(stack: Any, plan: ShapePlan) -> Any:
+def transform_uneven(stack: Core, plan: ShapePlan) -> Any:
     """Apply a shape plan to members that cannot be stacked: arrange their elements in nested lazy stacks."""
     old = stack.batch_size[: plan.n]
     if 0 in plan.lead:

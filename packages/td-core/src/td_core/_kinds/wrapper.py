@@ -80,7 +80,7 @@ class Wrapper(TensorCollection):
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
-        inner: Any = self._tensordict  # a slot of the kind
+        inner = self._tensordict  # a slot of the kind
         inner._names = names
 
     def _inner(self) -> Core:
@@ -117,7 +117,7 @@ class Wrapper(TensorCollection):
     def _zip_members(self, *others: object) -> list[tuple[Any, ...]]:
         return [(self._wrap_holder(node), *parts) for node, *parts in self._tensordict._zip_members(*others)]
 
-    def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
+    def _map_members(self, fn: Callable[..., Any], *others: object) -> Any:
         results: list[TensorCollection] = []
 
         def map_holder(node: TensorCollection, *parts: TensorCollection) -> object:

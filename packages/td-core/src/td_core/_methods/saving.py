@@ -146,7 +146,7 @@ class PickleMixin(Core):
 
     __slots__ = ()
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         """Return a rebuild function and plain arguments, or the result of a ``__reduce__`` that the class defines."""
         if (
             type(self).__reduce__ is not object.__reduce__
@@ -155,7 +155,7 @@ class PickleMixin(Core):
             return object.__reduce_ex__(self, protocol)  # type: ignore[return-value]
         return reduce_collection(self, protocol)
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[object, ...]:
         """Return the encoded tree for ``__setstate__``."""
         encoded = encode(self, shared=True)
         return make_state(encoded, encoded.leaves)

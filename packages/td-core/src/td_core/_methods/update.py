@@ -264,7 +264,7 @@ class UpdateMixin(Core):
         zero_leaves(self)
         return self
 
-    def _assign(self, index: object, value: Any, *, non_blocking: bool = False) -> None:
+    def _assign(self, index: object, value: object, *, non_blocking: bool = False) -> None:
         """Write ``value`` into all entries at an index; create missing entries, with zeros at the other positions."""
         size = self.batch_size
         plan = plan_index(index, size)
@@ -282,7 +282,7 @@ class UpdateMixin(Core):
             writes.commit()
 
     def _plan_writes(
-        self, writes: Transaction, index: object, value: Any, path: Path = (), dims: int | None = None
+        self, writes: Transaction, index: object, value: object, path: Path = (), dims: int | None = None
     ) -> None:
         """Check ``self[index] = value`` for the node at ``path``, and add its writes; ``dims``: see :class:`IndexedWrite`."""
         size = self.batch_size

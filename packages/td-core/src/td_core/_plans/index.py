@@ -181,12 +181,12 @@ class BoundIndex:
         return self.sent[device]
 
 
-def _items(index: Any) -> tuple[Any, ...]:
+def _items(index: object) -> tuple[Any, ...]:
     """Return the items of a parsed index as a tuple; the index is one item or a tuple of items."""
     return index if type(index) is tuple else (index,)
 
 
-def _is_on_host(index: Any) -> bool:
+def _is_on_host(index: object) -> bool:
     """Return True if a parsed index has CPU tensors with dims."""
     if type(index) is tuple:
         return any(map(_is_on_host, index))

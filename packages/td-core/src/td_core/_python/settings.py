@@ -118,7 +118,7 @@ class Switch:
 
         else:
 
-            def wrapper(*args: Any, **kwargs: object) -> Any:
+            def wrapper(*args: object, **kwargs: object) -> Any:
                 return self._wrap_function(fn, *args, **kwargs)
 
         return cast("FnT", functools.wraps(fn)(wrapper))

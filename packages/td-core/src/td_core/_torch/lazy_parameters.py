@@ -70,7 +70,9 @@ class StackedBuffer(_Stack, UninitializedBuffer):
     """A buffer without a shape for each of several modules."""
 
 
-def _make_again(cls: type[_Stack], count: int, device: Any, dtype: Any, requires_grad: bool) -> object:
+def _make_again(
+    cls: type[_Stack], count: int, device: torch.device | None, dtype: torch.dtype | None, requires_grad: bool
+) -> object:
     return cls.of(count, torch.empty(0, device=device, dtype=dtype, requires_grad=requires_grad))
 
 

@@ -247,8 +247,8 @@ def wrap_jacobians(finish: Callable[[Callable[[], object], int | None], object])
     ``build()`` returns the result. ``ndim`` is the number of dims of the first input, which are the last of each Jacobian;
     None for a basis, whose leaves have a new first dim.
     """
-    module: Any = _find("_functorch.eager_transforms")
-    original: Any = getattr(module, "tree_unflatten", None)
+    module = _find("_functorch.eager_transforms")
+    original = getattr(module, "tree_unflatten", None)
     if original is None:
         return
 

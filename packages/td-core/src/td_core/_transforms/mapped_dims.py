@@ -128,7 +128,7 @@ def _note_again(given: object, made: object) -> None:
                 note_whole(right, partial(_note_result, found, split))
 
 
-def _pair_children(pair: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def _pair_children(pair: tuple[object, ...]) -> list[tuple[Any, ...]]:
     """Pair the entries of two nodes of one kind; there are none in a lazy stack, which is noted as a whole."""
     left, right = pair
     if not isinstance(left, Core) or type(left) is not type(right) or left._members_and_dim() is not None:
@@ -136,7 +136,7 @@ def _pair_children(pair: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return [(child, right._get_child(key)) for key, child in dict(left._children()).items()]
 
 
-def _note_result(found: list[Any], split: Callable[[Any, int], Any], result: Any, dim: int) -> Any:
+def _note_result(found: list[Any], split: Callable[[Any, int], Any], result: Core, dim: int) -> Any:
     """Note the result of a call for the outer call, which splits it."""
     found.append((weakref.ref(result), split))
     return result
@@ -151,7 +151,7 @@ class Placeholder:
         self.names = get_names_before(node._names, [leaf])
 
 
-def _fill_placeholder(leaves: Iterable[Any], item: Placeholder) -> Any:
+def _fill_placeholder(leaves: Iterable[object], item: Placeholder) -> Any:
     """Return the collection with the batch size of the mapped leaf."""
     (leaf,) = leaves
     if not isinstance(leaf, Tensor):

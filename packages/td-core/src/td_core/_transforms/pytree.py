@@ -209,7 +209,7 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     return batch_size
 
 
-def _is_split(source: tuple[Any, ...]) -> bool:
+def _is_split(source: tuple[object, ...]) -> bool:
     """Return True if this thread builds a Jacobian in place of the child that gives the batch size, which was a leaf."""
     return len(source) == 2 and not torch.compiler.is_compiling() and _jacobian.ndim is not None
 

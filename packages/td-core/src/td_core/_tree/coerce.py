@@ -566,7 +566,7 @@ def build_nested(
 
 
 def _fill_levels(
-    levels: list[tuple[Mapping[Any, Any], Core, dict[str, Child], tuple[str, ...]]],
+    levels: list[tuple[Mapping[Any, object], Core, dict[str, Child], tuple[str, ...]]],
     batch_size: torch.Size,
     device: torch.device | None,
     get_content: GetContent | None,

@@ -69,7 +69,7 @@ def _take_lengths(moved: Any, lengths: Tensor) -> None:
     moved.td_lengths = lengths.tolist()
 
 
-def _list_components(leaf: Any) -> Sequence[Tensor]:
+def _list_components(leaf: Tensor) -> Sequence[Tensor]:
     """Return the components of a nested tensor; on the meta device, if its lengths were taken along."""
     if not leaf.is_meta or leaf.layout is not torch.jagged:
         parts: Sequence[Tensor] = leaf.unbind()

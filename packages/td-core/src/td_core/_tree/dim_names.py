@@ -95,7 +95,7 @@ def join_names(node: Core, entry: Core, names: Names | None) -> Names | None:
     return result
 
 
-def take_names(node: Any, entry: Child) -> None:
+def take_names(node: Core, entry: Child) -> None:
     """Give a node the dim names of an entry, for its dims without a name."""
     if isinstance(entry, Tensor) or entry._names is None:
         return

@@ -55,7 +55,7 @@ def missing_coercer_error(package: str, value: object, path: tuple[str, ...]) ->
     )
 
 
-def read_array(value: Any, path: tuple[str, ...]) -> Tensor | None:
+def read_array(value: object, path: tuple[str, ...]) -> Tensor | None:
     """Convert an object with DLPack, or with numbers in a buffer or an array interface; return None for any other."""
     if isinstance(value, _NO_BUFFERS):
         return None
@@ -93,7 +93,7 @@ def _view_buffer(value: Any) -> np.ndarray[Any, Any] | None:
     return np.asarray(view) if _NUMBER.fullmatch(view.format) else None
 
 
-def check_mask(value: Any, path: tuple[str, ...]) -> None:
+def check_mask(value: object, path: tuple[str, ...]) -> None:
     """Raise ValueError for an array of numpy with masked elements, whose values are arbitrary."""
     if (
         type(value) is np.ndarray

@@ -46,7 +46,7 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
     raise KeyPathError(f"a key is a string or a non-empty, possibly nested tuple of strings; got {key!r}")
 
 
-def unravel_key_below(prefix: tuple[str, ...], key: Any) -> tuple[str, ...]:
+def unravel_key_below(prefix: tuple[str, ...], key: NestedKey) -> tuple[str, ...]:
     """Flatten a key of the node or mapping under ``prefix``; the error names that place."""
     try:
         return unravel_key_to_tuple(key)
@@ -80,7 +80,7 @@ def unravel_key_list(keys: Iterable[NestedKey]) -> list[str | tuple[str, ...]]:
     return [unravel_key(key) for key in keys]
 
 
-def is_pair_key(key: Any) -> bool:
+def is_pair_key(key: object) -> bool:
     """Return True for a key that replaces a dict key which is not a string; see :data:`NON_STRING_KEY`."""
     return isinstance(key, str) and key.startswith(NON_STRING_KEY)
 

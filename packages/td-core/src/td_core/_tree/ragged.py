@@ -23,7 +23,7 @@ from .walks import has_entries, list_holders
 MISSING: object = object()
 
 
-def get_display_shape(tensor: Tensor) -> tuple[Any, ...]:
+def get_display_shape(tensor: Tensor) -> tuple[int, ...]:
     """Return the shape for messages: -1 for ragged dims of a strided nested tensor, and for those of a lazy parameter."""
     try:
         shape = tuple(tensor.shape)

@@ -270,7 +270,7 @@ def is_all_strided(leaves: list[Tensor]) -> bool:
     return {*map(_LAYOUT, leaves)} == _STRIDED
 
 
-def has_passed(node: Core, check: str, tensors: list[Any]) -> bool:
+def has_passed(node: Core, check: str, tensors: list[Tensor]) -> bool:
     """Return True if tensors have the forms of some that passed a check at an earlier write to this node; not for graphs."""
     passed: _Passed | None = getattr(node._inner(), "_passed", None)
     if not passed:

@@ -230,7 +230,7 @@ class IndexedWrite:
                 check_copied(row, path, part)
             self.writes.copy(row, part, path)
 
-    def _read_node(self, node: Core, key: str, target: Any, entry: Child, path: Path) -> None:
+    def _read_node(self, node: Core, key: str, target: Core, entry: Child, path: Path) -> None:
         """Check the value of a nested node, whose entries are read next, or of a value node."""
         is_level = has_entries(target)
         if not (is_level and is_scalar(entry)):
@@ -412,7 +412,7 @@ def check_broadcast(wanted: Sequence[object], provided: Sequence[object]) -> Non
             assert_in_graph((a == b) | (b == 1))
 
 
-def write_leaf_at(target: Tensor, index: object, value: Any, path: Path, non_blocking: bool) -> None:
+def write_leaf_at(target: Tensor, index: object, value: object, path: Path, non_blocking: bool) -> None:
     """Check the write of a value at an index of one leaf, and write it."""
     if isinstance(value, np.generic):
         value = value.item()

@@ -82,7 +82,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
 
 
 def _change_shared(
-    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], alike: bool
+    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...], alike: bool
 ) -> tuple[list[Tensor], tuple[Any, ...]]:
     """Change the leaves that share memory, each element once. Return the other leaves with their operands."""
     if this.single in WRITES_ANEW:
@@ -108,7 +108,7 @@ def _list_rows(leaves: list[Tensor], operands: tuple[object, ...]) -> list[tuple
     return list(zip(leaves, *expand_operands(leaves, operands), strict=True))
 
 
-def _are_alike(node: Core, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
+def _are_alike(node: Core, leaves: list[Tensor], operands: tuple[object, ...]) -> bool:
     """Return True if leaves and operands are writable, plain, of one dtype and device and, row by row, of one shape."""
     tensors = leaves.copy()
     for operand in operands:

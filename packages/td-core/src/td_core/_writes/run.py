@@ -90,7 +90,7 @@ class Transaction:
             if function in (getattr(owner, "_set_child", None), add_nested):
                 owner._check_child(*arguments[-2:])
 
-    def _write(self, target: Tensor, value: Any, path: Path, place: BoundIndex | None) -> None:
+    def _write(self, target: Tensor, value: object, path: Path, place: BoundIndex | None) -> None:
         """Write a tensor or number at an index of a leaf, or into the whole leaf."""
         position = () if place is None else place.move_to_device_of(target)
         try:
@@ -191,7 +191,7 @@ def clone_overlapping(targets: list[Tensor], values: list[Any]) -> list[Any]:
     ]
 
 
-def get_storage_ids(leaves: list[Any]) -> list[int]:
+def get_storage_ids(leaves: list[Tensor]) -> list[int]:
     """Return one id per leaf; leaves that may overlap have equal ids."""
     if PLAIN.issuperset(map(type, leaves)):
         try:
@@ -201,7 +201,7 @@ def get_storage_ids(leaves: list[Any]) -> list[int]:
     return [*map(_get_storage_id, leaves)]
 
 
-def _get_storage_id(leaf: Any) -> int:
+def _get_storage_id(leaf: Tensor) -> int:
     """Return the address of the storage of a leaf, or the id of a leaf without a single storage."""
     if isinstance(leaf, Tensor) and type(leaf).__torch_dispatch__ is _NO_DISPATCH:
         try:

@@ -143,7 +143,7 @@ class Update:
             self._add_store(node, key, value, path, size, joins=True)
         return None
 
-    def _find_merged(self, node: Any, key: str, current: object, value: object, below: object) -> Any:
+    def _find_merged(self, node: Core, key: str, current: object, value: object, below: object) -> Any:
         """Return the node into which the entries of a value are merged, or None if the value is written as a whole."""
         # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
         if not (is_node(current) and is_node(value)) or (below is None and self._is_whole(value)):
@@ -256,7 +256,7 @@ class Update:
 
         return value._map_members(update_part, held)
 
-    def _is_whole(self, value: Any) -> bool:
+    def _is_whole(self, value: object) -> bool:
         """Return True if a node replaces an existing one instead of being merged into it."""
         return self.is_leaf is not None and type(value) is not Through and self.is_leaf(type(value))
 
@@ -296,7 +296,7 @@ def _is_none(value: object) -> bool:
     return same is not None and bool(same.all())
 
 
-def _is_stack_needed(held: Any, value: Any) -> bool:
+def _is_stack_needed(held: Core, value: Any) -> bool:
     """Return True if a dense node becomes a lazy stack, since the value that is merged into it is one."""
     stacked = value._members_and_dim() if isinstance(value, Core) else None
     return (
