@@ -461,7 +461,7 @@ def _refuse_unknown(names: Any, known: Any, where: str) -> None:
         )
 
 
-def rename_components(dists: Mapping[Key, Any], name_map: Mapping[Any, Any] | None) -> dict[Key, Any]:
+def rename_components(dists: Mapping[Key, object], name_map: Mapping[Any, Any] | None) -> dict[Key, Any]:
     """Replace the names of components by their sample keys; ModuleKeysError if a name does not exist, or a key is repeated."""
     if not name_map:
         return dict(dists)
@@ -478,7 +478,7 @@ def rename_components(dists: Mapping[Key, Any], name_map: Mapping[Any, Any] | No
 
 def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
     """Read the keyword arguments of a component."""
-    node: Any = params.get(name, None)
+    node = params.get(name, None)
     if node is None:
         problem = show_missing(params, [name]).replace("its input", "the parameters", 1)
         raise MissingKeyError("CompositeDistribution", problem, [name])
@@ -500,7 +500,7 @@ def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
 
 
 def _build(
-    name: Key, cls: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any] | None
+    name: Key, cls: Callable[..., object], arguments: Mapping[str, Any], extra: Mapping[str, Any] | None
 ) -> Any:
     if not extra:
         return cls(**arguments)
@@ -538,7 +538,7 @@ def _read_statistic(each: Any, name: str) -> Any:
         ) from None
 
 
-def _add_suffixes(values: Mapping[Key, Any], suffix: str, size: torch.Size) -> TensorDict:
+def _add_suffixes(values: Mapping[Key, object], suffix: str, size: torch.Size) -> TensorDict:
     return TensorDict({add_suffix(key, suffix): value for key, value in values.items()}, batch_size=size)
 
 
@@ -557,6 +557,6 @@ def _compute_entropy(each: Any, samples_mc: int) -> Any:
         return -each.log_prob(drawn).mean(0)
 
 
-def _write(sample: TensorCollection, found: Mapping[Key, Any]) -> TensorCollection:
+def _write(sample: TensorCollection, found: Mapping[Key, object]) -> TensorCollection:
     store_outputs(sample, found, found.values())
     return sample

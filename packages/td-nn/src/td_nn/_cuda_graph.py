@@ -117,11 +117,11 @@ class CudaGraphModule:
         return self._call_keys(*args, **kwargs) if self._dispatches else self._call(args, kwargs)
 
     @dispatch(auto_batch_size=False)
-    def _call_keys(self, tensordict: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call_keys(self, tensordict: TensorCollection, *args: object, **kwargs: object) -> Any:
         """Run a function of a collection, which ``dispatch`` builds if the caller passes tensors."""
         return self._call((tensordict, *args), kwargs)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         if not args and isinstance(kwargs.get("tensordict"), TensorCollection):
             kwargs = dict(kwargs)
             args = (kwargs.pop("tensordict"),)
@@ -134,7 +134,7 @@ class CudaGraphModule:
         with nullcontext() if here else torch.cuda.device(self.device):
             return _deliver(self._run_on_gpu(args, kwargs, inputs), args, kwargs, inputs)
 
-    def _run_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> _Results:
+    def _run_on_gpu(self, args: tuple[object, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> _Results:
         """Replay the graph, or run or capture the function on copies of the inputs."""
         captured = self._captured
         if captured is not None and captured.state == _read_state(captured.slots, self.module):
@@ -166,7 +166,7 @@ class CudaGraphModule:
         graph.replay()
         return results
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> _Results:
+    def _run(self, args: tuple[object, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> _Results:
         """Call the function on copies of its inputs, and find the inputs and entries that it changed."""
         copies = inputs.tensors
         versions = [copied._version for copied in copies.values()]

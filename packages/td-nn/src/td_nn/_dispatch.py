@@ -99,7 +99,7 @@ class dispatch:  # noqa: N801  a decorator
         wrapper: Any
         if is_method:
 
-            def wrapper(_self: Any, *args: Any, **kwargs: Any) -> Any:
+            def wrapper(_self: Any, *args: object, **kwargs: object) -> Any:
                 # Hot path: comparing the type is faster than isinstance() in the most frequent call.
                 if args and (type(args[0]) is TensorDict or isinstance(args[0], TensorCollection)):
                     return fn(_self, *args, **kwargs) if kwargs or len(args) > 1 else fn(_self, args[0])
@@ -118,7 +118,7 @@ class dispatch:  # noqa: N801  a decorator
             )
         else:
 
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
+            def wrapper(*args: object, **kwargs: object) -> Any:
                 if args and isinstance(args[0], TensorCollection):
                     return fn(*args, **kwargs)
                 if not STATE.dispatches or ("tensordict" in kwargs and "tensordict" not in source):
@@ -131,7 +131,7 @@ class dispatch:  # noqa: N801  a decorator
         return cast("FnT", made)
 
     def _read(
-        self, in_keys: Sequence[Key], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, in_keys: Sequence[Key], args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> tuple[TensorDict, tuple[Any, ...], dict[str, Any]]:
         """Build a collection of the arguments that are values of keys, and return it with the other arguments."""
         values: dict[Any, Any] = {}
@@ -212,7 +212,7 @@ def share_dims(sizes: Sequence[torch.Size]) -> torch.Size:
     return sizes[0][:shortest]
 
 
-def _size_of(value: Any) -> torch.Size:
+def _size_of(value: object) -> torch.Size:
     if not isinstance(value, (Tensor, TensorCollection)):
         return NO_SIZE
     if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
@@ -225,7 +225,7 @@ class _Signature(inspect.Signature):
 
     __slots__ = ()
 
-    def bind(self, /, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+    def bind(self, /, *args: object, **kwargs: object) -> inspect.BoundArguments:
         """Bind arguments; a keyword that is not a parameter is bound to its name, not to ``kwargs``."""
         parameters = list(self.parameters.values())
         position = len(parameters) - any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

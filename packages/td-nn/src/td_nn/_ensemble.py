@@ -142,7 +142,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         results: list[Any] = []
 
         def call(*tensors: Tensor) -> tuple[Tensor, ...]:
-            item: Any = tensordict
+            item = tensordict
             if spec is None:
                 item = item.copy()
             else:
@@ -175,7 +175,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         return tensordict_out.update(result.select(*self.out_keys_source))
 
     def _call_copy(
-        self, leaves: Sequence[Tensor], tensordict: Any, kwargs: dict[str, Any]
+        self, leaves: Sequence[Tensor], tensordict: TensorCollection, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[int, Tensor]]:
         """Call the module with the parameters of one copy. Return the result and the buffers that were replaced."""
         places = self._slots
@@ -276,7 +276,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
                 stacklevel=3,
             )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: object) -> None:
         """Load a state dict; drop the keys ``module.*``, which only tensordict writes."""
         for key in [key for key in state_dict if key.startswith(f"{prefix}module.")]:
             del state_dict[key]
@@ -314,7 +314,7 @@ def _find_slot(module: nn.Module, key: Any) -> tuple[nn.Module, str]:
     return module, ".".join(path)
 
 
-def _find_positions(leaves: list[Any], tensors: tuple[Tensor, ...]) -> list[int | None]:
+def _find_positions(leaves: list[Tensor], tensors: tuple[Tensor, ...]) -> list[int | None]:
     """Return the position of each leaf among some tensors, or None for another leaf."""
     if torch.compiler.is_compiling():  # torch 2.11 does not trace id() of a tensor that the graph makes
         return [next((at for at, tensor in enumerate(tensors) if tensor is leaf), None) for leaf in leaves]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -51,7 +49,7 @@ class NormalParamExtractor(nn.Module):
         halves = tensor.chunk(2, -1)
         loc, scale = halves if len(halves) == 2 else tensor.tensor_split([1], -1)
         # A submodule read as an attribute is found by __getattr__, which is slow.
-        mapping: Any = self._modules.get("scale_mapping") or self.scale_mapping
+        mapping = self._modules.get("scale_mapping") or self.scale_mapping
         return (loc, mapping(scale).clamp_min(self.scale_lb), *others)
 
 

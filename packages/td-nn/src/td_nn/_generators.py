@@ -64,7 +64,7 @@ def _find_state_functions(device: torch.device) -> tuple[Any, Any]:
     return lambda: module.get_rng_state(device), lambda state: module.set_rng_state(state, device)
 
 
-def as_generator(value: Any, key: Any) -> tuple[torch.Generator, bool]:
+def as_generator(value: object, key: object) -> tuple[torch.Generator, bool]:
     """Convert an entry of a collection to a generator, and return whether it is a seed; raise for anything else."""
     if isinstance(value, torch.Generator):
         return value, False

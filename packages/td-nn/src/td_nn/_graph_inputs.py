@@ -85,12 +85,12 @@ class GraphInputs(NamedTuple):
         )
 
 
-def read_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], in_keys: list[Any] | None) -> GraphInputs:
+def read_inputs(args: tuple[object, ...], kwargs: dict[str, Any], in_keys: list[Any] | None) -> GraphInputs:
     """Read the inputs of a call. Of a leading collection, read the entries at ``in_keys``, or all if it is empty."""
     tensors: dict[Place, Tensor] = {}
     values: dict[Any, Any] = {}
     kwargs = dict(sorted(kwargs.items()))
-    others: Any = (args, kwargs)
+    others = (args, kwargs)
     spec: Any = None
     if args and isinstance(args[0], TensorCollection):
         others = args[1:], kwargs
@@ -108,7 +108,7 @@ def read_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], in_keys: list[Any
 
 
 def read_entries(
-    tensordict: Any, keys: Iterable[Any], above: tuple[str, ...] = ()
+    tensordict: TensorCollection, keys: Iterable[Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield key path and value of each leaf at or below some keys."""
     for key in keys:
@@ -152,7 +152,7 @@ def copy_inputs(
     return copies, (*first, *others), kwargs
 
 
-def _is_equal(left: Any, other: Any) -> bool:
+def _is_equal(left: object, other: object) -> bool:
     """Return True if two values are identical or equal; False if ``==`` does not give a bool."""
     if left is other:
         return True
@@ -170,5 +170,5 @@ def _show(place: Any) -> str:
     return f"entry {place[0] if len(place) == 1 else place!r}"
 
 
-def _show_all(places: Iterable[Any]) -> str:
+def _show_all(places: Iterable[object]) -> str:
     return ", ".join(sorted(_show(place) for place in places if place != BATCH_SIZE)) or "no inputs"

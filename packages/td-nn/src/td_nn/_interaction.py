@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 from ._switches import STATE, ModuleSwitch
 
@@ -86,5 +85,5 @@ def interaction_type() -> InteractionType | None:
     >>> interaction_type() is None
     True
     """
-    chosen: Any = STATE.interaction_type
+    chosen = STATE.interaction_type
     return None if chosen is None else InteractionType(chosen)

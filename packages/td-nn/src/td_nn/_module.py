@@ -218,7 +218,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
     def _write_to_tensordict(
         self,
         tensordict: TensorCollection,
-        tensors: Sequence[Any],
+        tensors: Sequence[Tensor],
         tensordict_out: TensorCollection | None = None,
         out_keys: Sequence[Key] | None = None,
     ) -> Any:
@@ -411,7 +411,7 @@ def _parse_arguments(in_keys: Any, out_to_in_map: bool | None) -> tuple[tuple[st
     return tuple(names), keys
 
 
-def _describe_value(value: Any) -> str:
+def _describe_value(value: object) -> str:
     if isinstance(value, (Tensor, TensorCollection)):
         return f"{type(value).__name__} of shape {list(value.shape)}"
     return type(value).__name__

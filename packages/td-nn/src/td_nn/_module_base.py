@@ -230,7 +230,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
                 "reset_parameters_recursive() resets the parameters of one module; "
                 f"got parameters of batch size {list(parameters.batch_size)}"
             )
-        values: Any = parameters.data
+        values = parameters.data
         with values.to_module(self):
             self.reset_parameters_recursive()
         fresh = TensorDict({key: value.detach() for key, value in values.items(True, True)})
@@ -270,7 +270,10 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
 
 
 def leave_out_unselected(
-    module: TensorDictModuleBase[Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    module: TensorDictModuleBase[Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, Any],
+    result: TensorCollection,
 ) -> None:
     """Remove unselected outputs from the collection that a call returned: a forward hook."""
     selected = module._selected_out_keys
@@ -304,11 +307,11 @@ class _Code:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return pickle.loads, (self.data,)
 
 
-def make_portable(function: Callable[..., Any]) -> Any:
+def make_portable(function: Callable[..., object]) -> Any:
     """Convert a function without an importable name to an object that can be pickled; PicklingError without cloudpickle."""
     if isinstance(function, (nn.Module, type)) or not _is_nameless(function):
         return function
@@ -330,7 +333,7 @@ def _is_nameless(function: Any) -> bool:
     name = getattr(function, "__qualname__", None)
     if name is None or not hasattr(function, "__code__"):
         return False
-    result: Any = sys.modules.get(function.__module__)
+    result = sys.modules.get(function.__module__)
     for part in name.split("."):
         result = getattr(result, part, None)
     return result is not function
@@ -343,7 +346,7 @@ def show_results(cls: Any) -> None:
 
     inherited = cls.forward
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: object, **kwargs: object) -> Any:
         result = inherited(self, *args, **kwargs)
         # This name is private in torch, so a release without it must not fail here.
         register = getattr(self._get_fsdp_state(), "_register_pre_backward_hook", None)

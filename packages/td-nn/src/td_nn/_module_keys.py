@@ -78,7 +78,7 @@ def _is_key(key: Any) -> bool:
     return True
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return f"{value!r} (of type {type(value).__name__})"
 
 
@@ -136,7 +136,7 @@ def read_outputs(result: Any, keys: Iterable[Key]) -> dict[Key, Any]:
     return found
 
 
-def store_outputs(tensordict: Any, keys: Iterable[Key], values: Iterable[Any]) -> None:
+def store_outputs(tensordict: TensorCollection, keys: Iterable[Key], values: Iterable[object]) -> None:
     """Store all values or, if one does not fit, none. A collection replaces the entry at its key."""
     entries = dict(zip(keys, values))
     entries.pop(SINK, None)
@@ -158,7 +158,7 @@ def store_outputs(tensordict: Any, keys: Iterable[Key], values: Iterable[Any]) -
         tensordict.update(entries, is_leaf=is_leaf)
 
 
-def _store_in_order(tensordict: Any, entries: dict[Key, Any]) -> None:
+def _store_in_order(tensordict: TensorCollection, entries: dict[Key, Any]) -> None:
     """Store values one after the other, in a copy first, where an error changes nothing of the collection."""
     trial = tensordict.clone(recurse=False)
     for key, value in entries.items():
@@ -167,11 +167,11 @@ def _store_in_order(tensordict: Any, entries: dict[Key, Any]) -> None:
         tensordict.set(key, value)
 
 
-def _are_plain(root: Any, entries: Mapping[Key, Any]) -> bool:
+def _are_plain(root: TensorCollection, entries: Mapping[Key, object]) -> bool:
     """Return True if no value can be refused: plain tensors, stored as they are in TensorDicts that exist."""
     if type(root) is not TensorDict:
         return False
-    node: Any = None
+    node = None
     size = root.batch_size
     for key, value in entries.items():
         if type(key) is str:

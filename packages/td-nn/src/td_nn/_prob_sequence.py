@@ -172,7 +172,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             new = self._with(pairs)
             new._return_composite = is_composite
             return new
-        provided: Any = dict(pairs) if self._is_named else members
+        provided = dict(pairs) if self._is_named else members
         return TensorDictSequential(provided, partial_tolerant=self.partial_tolerant, inplace=self.inplace)
 
     def _with(self, pairs: list[tuple[str | None, Any]]) -> Self:
@@ -198,13 +198,16 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 earlier members write them.
             **kwargs: further arguments of the members that are not distributions.
         """
-        run: Any = self._run
+        run = self._run
         if kwargs or _requires_sample is not None:
             run = functools.partial(self._run, kwargs=kwargs, requires_sample=_requires_sample)
         return self._store_results(tensordict, tensordict_out, run)
 
     def _run(
-        self, tensordict: Any, kwargs: dict[str, Any] | None = None, requires_sample: bool | None = None
+        self,
+        tensordict: TensorCollection,
+        kwargs: dict[str, Any] | None = None,
+        requires_sample: bool | None = None,
     ) -> Any:
         """Run the members in order and return the result of the last one."""
         plan = self._plan
@@ -454,7 +457,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
 def _run_conditioned(
     seq: TensorDictSequential,
-    tensordict: Any,
+    tensordict: TensorCollection,
     kwargs: dict[str, Any],
     actual: list[tuple[Any, Any]],
     total: int,
@@ -515,7 +518,7 @@ def is_probabilistic(module: Any) -> bool:
     return isinstance(module, (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential))
 
 
-def find_distributions(members: Iterable[Any]) -> Iterator[ProbabilisticTensorDictModule[Any]]:
+def find_distributions(members: Iterable[object]) -> Iterator[ProbabilisticTensorDictModule[Any]]:
     """Yield the distributions among members and in nested sequences, in order."""
     for module in members:
         if isinstance(module, ProbabilisticTensorDictModule):

@@ -482,7 +482,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             sample, scores, write_seed = self._draw_with_generator(
                 tensordict, dist, self._read_interaction_type()
             )
-        target: Any = tensordict if tensordict_out is None else tensordict_out
+        target = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and requires_sample:
             target = target.expand(self.num_samples + target.batch_size)
         self._write_outputs(target, dist, sample, scores)
@@ -555,7 +555,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         with use_generator(generator):
             return take_value(dist, kind, self.n_empirical_estimate, shape)
 
-    def _write_outputs(self, target: Any, dist: Any, sample: Any, scores: Any) -> None:
+    def _write_outputs(self, target: TensorCollection, dist: Any, sample: Any, scores: Any) -> None:
         """Store a sample, and its log-probability if ``return_log_prob``, or neither if one does not fit."""
         keys = self._out_keys
         if isinstance(sample, Tensor) and len(keys) == 1 and not self.return_log_prob:
@@ -621,7 +621,7 @@ def _copy_dicts(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: _copy_dicts(value) if type(value) is dict else value for name, value in kwargs.items()}
 
 
-def _list_parameters(cls: Callable[..., Any]) -> list[str]:
+def _list_parameters(cls: Callable[..., object]) -> list[str]:
     """List the parameters of a function; empty if it has ``**kwargs`` or no signature."""
     try:
         parameters = inspect.signature(cls).parameters.values()

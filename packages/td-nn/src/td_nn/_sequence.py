@@ -144,7 +144,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         store_outputs(tensordict_out, written, map(result.get, written))
         return tensordict_out
 
-    def _run(self, tensordict: Any) -> Any:
+    def _run(self, tensordict: TensorCollection) -> Any:
         """Run the members in order and return the result of the last one."""
         if self.partial_tolerant:
             return self._run_runnable(tensordict)
@@ -162,7 +162,7 @@ class TensorDictSequential(TensorDictModule[Any]):
             raise
         return tensordict
 
-    def _run_runnable(self, tensordict: Any) -> Any:
+    def _run_runnable(self, tensordict: TensorCollection) -> Any:
         """Run the members that have their inputs, skip the others, and return the last result."""
         for place, module in enumerate(self):
             try:
@@ -321,7 +321,7 @@ class TensorDictSequential(TensorDictModule[Any]):
 
     def _pairs(self) -> list[tuple[str | None, Any]]:
         """Return a pair of name and module per member; the name is None if the members have none."""
-        names: Any = self.module if self._is_named else [None] * len(self)
+        names = self.module if self._is_named else [None] * len(self)
         return list(zip(names, self))
 
     def _place(self, index: Any) -> int:
@@ -489,7 +489,7 @@ def has_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> bool:
     return all(has_key(tensordict, key) for key in keys)
 
 
-def _pairs(modules: tuple[Any, ...]) -> list[tuple[str | None, Any]]:
+def _pairs(modules: tuple[object, ...]) -> list[tuple[str | None, Any]]:
     """Convert the arguments of a constructor to pairs of name and module; the name is None without names."""
     first = modules[0] if modules else None
     if len(modules) == 1 and isinstance(first, (Mapping, nn.ModuleDict)):
@@ -516,7 +516,7 @@ def _members(container: nn.ModuleList | nn.ModuleDict) -> list[Any]:
     return list(container._modules.values())
 
 
-def _as_member(module: Any) -> nn.Module:
+def _as_member(module: object) -> nn.Module:
     if TensorDictModuleBase.is_tdmodule_compatible(module):
         if isinstance(module, nn.Module):
             return module

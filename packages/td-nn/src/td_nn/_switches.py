@@ -118,7 +118,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
             )
 
         @functools.wraps(fn)
-        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(module: Any, *args: object, **kwargs: object) -> Any:
             provided = args[0] if args else kwargs.get("tensordict")
             mode = STATE.skip_existing if self._value is None else self._value
             if mode is not False and isinstance(provided, TensorCollection):

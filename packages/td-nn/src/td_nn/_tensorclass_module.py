@@ -114,7 +114,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
             tensordict: a collection with the fields, or an instance of the input type.
             tensordict_out: the collection that receives the output, instead of a new TensorDict.
         """
-        module: Any = self.tc_module
+        module = self.tc_module
         if not isinstance(tensordict, module.input_type):
             known = tensordict.select(*_fields(module.input_type) or (), strict=False)
             tensordict = module.input_type.from_tensordict(
@@ -133,7 +133,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
         return self._show(fields, ["tc_module"])
 
 
-def _fields(provided: Any) -> dict[str, Any] | None:
+def _fields(provided: object) -> dict[str, Any] | None:
     """Return the declared fields of a collection class; None for other types and classes without fields."""
     if isinstance(provided, type) and issubclass(provided, TensorCollection):
         return provided.declared_fields()

@@ -328,7 +328,7 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
         """Return a distribution with its batch dims expanded to ``batch_shape``."""
-        new: Any = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
+        new = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
         return super().expand(batch_shape, new)  # type: ignore[return-value]
 
     _expanded_names = ("a", "b", "loc", "scale", "_from", "_to")

@@ -89,18 +89,18 @@ def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]
         wrapper: Any
         if next(iter(_parameters(fn)), "") in ("self", "cls"):
 
-            def call(*values: Any, self_: Any, **kwargs: Any) -> Any:
+            def call(*values: object, self_: Any, **kwargs: object) -> Any:
                 return fn(self_, *values, **kwargs)
 
             method = TensorDictModule(functools.wraps(fn)(call), in_keys, out_keys)
 
-            def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            def wrapper(self: Any, *args: object, **kwargs: object) -> Any:
                 return method(*args, self_=self, **kwargs)
 
         else:
             module = TensorDictModule(fn, in_keys, out_keys)
 
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
+            def wrapper(*args: object, **kwargs: object) -> Any:
                 return module(*args, **kwargs)
 
         return cast("FnT", functools.wraps(fn)(wrapper))
@@ -108,7 +108,7 @@ def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]
     return decorate
 
 
-def _parameters(fn: Callable[..., Any]) -> Mapping[str, Any]:
+def _parameters(fn: Callable[..., object]) -> Mapping[str, Any]:
     """Return the parameters of a function; an empty dict for a C function without a signature."""
     try:
         return inspect.signature(fn).parameters

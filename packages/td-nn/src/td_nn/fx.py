@@ -83,7 +83,7 @@ class _Flow(nn.Module):
         self.td_module = td_module
         self.out_keys = [key for key in td_module.out_keys if key != SINK]
 
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: TensorCollection) -> Any:
         """Return the values of the ``out_keys``."""
         values: dict[Any, Any] = {}
         _run(self.td_module, tensordict, values)

@@ -59,7 +59,7 @@ class MissingKeyError(KeyPathError):
         later = [f"{key!r} is written later, by {show_steps(steps)}" for key, steps in self.writers]
         return "; ".join([f"{where} {self.problem}", *later])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.subject, self.problem, self.missing), self.__dict__
 
 
