@@ -381,7 +381,7 @@ def _steps(
     return _receive(collection, peer, root)
 
 
-def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterator[None]:
+def _receive(collection: TensorCollection, peer: Channel, root: str | Path | None) -> Iterator[None]:
     """Receive a message in two steps: the iterator yields once all bytes have arrived, then writes them."""
     device = peer.device()
     arrival = _take_arrival(collection, device)

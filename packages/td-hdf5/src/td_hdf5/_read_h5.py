@@ -393,7 +393,7 @@ def check_writable(save: Save, table: Encoded) -> None:
 
 
 def open_table(
-    save: Save, table: Encoded, mode: str, device: Any = None, *, strict: bool | None = None
+    save: Save, table: Encoded, mode: str, device: torch.device | None = None, *, strict: bool | None = None
 ) -> Any:
     """Build the collection of a table with stored tensors as leaves; nested tensors, and fields of datasets, are in memory.
 

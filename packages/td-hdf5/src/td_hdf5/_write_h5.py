@@ -168,12 +168,12 @@ def _write_new(
         new.commit(durable=durable)
 
 
-def _fill(layout: Layout, options: Mapping[str, Any], file: Any, **how: Any) -> None:
+def _fill(layout: Layout, options: Mapping[str, object], file: Any, **how: Any) -> None:
     digests = write_arrays(file, layout, options, **how)
     write_header(file, layout.make_header(digests))
 
 
-def _create_planned(parent: Any, name: str, planned: PlannedArray, options: Mapping[str, Any]) -> Any:
+def _create_planned(parent: Any, name: str, planned: PlannedArray, options: Mapping[str, object]) -> Any:
     """Create the dataset of a planned array; an error has its key path."""
     array = Array(planned.dtype, planned.shape)
     try:
@@ -200,7 +200,7 @@ def _write_text_column(parent: Any, name: str, column: TextColumn, options: Mapp
 def write_arrays(
     file: Any,
     layout: Layout,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     *,
     checksums: bool = False,
     blank: bool = False,

@@ -69,7 +69,7 @@ def _root(tree: Node) -> str | None:
     return None
 
 
-def _places(leaf: Any) -> list[Place]:
+def _places(leaf: Tensor) -> list[Place]:
     """Return the Places of the tensors of a leaf; an empty list if any is not in a file."""
     places: list[Any] = [getattr(part, "_place", None) or source_of(part) for part in get_parts(leaf)]
     return places if all(isinstance(place, Place) for place in places) else []

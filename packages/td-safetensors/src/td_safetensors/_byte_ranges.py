@@ -100,7 +100,7 @@ class RangeSource:
 
     def _list_runs(self, index: SourceIndex) -> list[Run]:
         """Return the rows to read, in runs without long gaps."""
-        rows: Any = index[0] if index else slice(0, 1, 1)
+        rows = index[0] if index else slice(0, 1, 1)
         row, gap = self._row, self.reader.gap
         if isinstance(rows, slice):
             if (rows.step - 1) * row <= gap:

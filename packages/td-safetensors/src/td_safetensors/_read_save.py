@@ -85,7 +85,7 @@ def _load(
     strict: bool = True,
     num_threads: int = 0,
     progress: Progress = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Any:
     if strategy not in ("auto", "mmap", "read"):
         raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")

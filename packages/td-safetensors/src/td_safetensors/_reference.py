@@ -27,7 +27,7 @@ class _NoFormError(Exception):
 
 
 def describe(
-    header: Mapping[str, Any], leaves: list[Tensor], stacks: dict[int, Stack]
+    header: Mapping[str, object], leaves: list[Tensor], stacks: dict[int, Stack]
 ) -> dict[str, Any] | None:
     """Build the header of tensordict from the ``td`` header, or return None if it cannot describe the collection."""
     try:

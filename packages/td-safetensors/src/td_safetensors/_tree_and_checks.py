@@ -78,7 +78,7 @@ def verify(
     return report_damage(shown, os.path.basename(shown), check)
 
 
-def _check(path: Any, progress: Progress, storage_options: Mapping[str, Any] | None) -> Report:
+def _check(path: Any, progress: Progress, storage_options: Mapping[str, object] | None) -> Report:
     with open_save(path, storage_options) as save:
         files = {file.path for file, _ in save.arrays.values()} | {save.path}
         hashes = read_hashes(save.hashes, "tensors", save.arrays, save.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -54,7 +54,7 @@ class PrivateSource:
         self.source, self.shape, self.dtype, self.memory = source, source.shape, source.dtype, memory
         self._writing = threading.Lock()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return PrivateSource, (self.source, self.memory)
 
     def read(self, index: SourceIndex) -> Tensor:

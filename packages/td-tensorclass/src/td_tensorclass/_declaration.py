@@ -79,7 +79,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, object], frame: Any) -> 
     register_class(cls)
 
 
-def _keep_defaults(cls: Any, root: TensorCollection) -> None:
+def _keep_defaults(cls: type[TensorCollection], root: TensorCollection) -> None:
     """Set explicit defaults for annotated fields, so that ``dataclass`` ignores base attributes of the same name."""
     inherited = getattr(cls, "__dataclass_fields__", {})
     for name in annotations_of(cls):
@@ -122,7 +122,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     return construct
 
 
-def _drop_generated(cls: Any, root: Any) -> None:
+def _drop_generated(cls: type[TensorCollection], root: Any) -> None:
     """Restore the tensorclass ``__repr__`` and ``__eq__`` where ``dataclass`` generated them for a plain base."""
     for base in cls.__mro__[1:]:
         if "__dataclass_params__" in base.__dict__ and not issubclass(base, root):
@@ -131,7 +131,7 @@ def _drop_generated(cls: Any, root: Any) -> None:
                     setattr(cls, name, getattr(root, name))
 
 
-def _check_names(cls: Any, root: TensorCollection, schema: Schema) -> None:
+def _check_names(cls: type[TensorCollection], root: TensorCollection, schema: Schema) -> None:
     for name in schema.names:
         never = name in RESERVED
         if never or (not schema.options.shadow and name not in ALLOWED and hasattr(root, name)):

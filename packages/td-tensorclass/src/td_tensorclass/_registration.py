@@ -23,7 +23,7 @@ def _has_only_tensors(inner: TensorCollection) -> bool:
     return all(isinstance(item, (Tensor, TensorCollection)) for item in items)
 
 
-def register_class(cls: Any) -> None:
+def register_class(cls: type[TensorCollection]) -> None:
     """Register a tensorclass as node kind and pytree node; a class defined again, as in a notebook, replaces the old one."""
     Registration(cls).register()
 

@@ -22,6 +22,6 @@ class StoredUnbatchedTensor(StoredTensor, UnbatchedTensor):
 
 def convert_stored(tensor: Tensor, unbatched: bool) -> Any:
     """Return a stored tensor of one class or the other: the object itself if autograd refers to it, else a view."""
-    result: Any = tensor if tensor.requires_grad else tensor.detach()
+    result = tensor if tensor.requires_grad else tensor.detach()
     result.__class__ = StoredUnbatchedTensor if unbatched else StoredTensor
     return result

@@ -153,7 +153,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             self.__post_init__(*init_vars)  # type: ignore[attr-defined]
 
     def _store(
-        self, td: Any, name: str, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, td: Node, name: str, value: object, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         """Cast, check and store a value, which must not be None, as a field of ``td``."""
         if not isinstance(value, Tensor) or self._schema.converts_tensors:

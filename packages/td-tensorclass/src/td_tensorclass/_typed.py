@@ -350,17 +350,17 @@ class _Linked:
         # Without the fast path of a TensorDict, which stores a leaf in memory.
         TensorDictBase._set_path(self, key, value, *args, **kwargs)  # type: ignore[arg-type]
 
-    def _set_child(self, key: str, value: Any) -> None:
+    def _set_child(self, key: str, value: object) -> None:
         source = self._find_source()
         if source is not None:
             source._set_child(key, value)
             value = source._get_child(key)
         super()._set_child(key, value)  # type: ignore[misc]
 
-    def _add_child(self, key: str, value: Any) -> Any:
+    def _add_child(self, key: str, value: object) -> Any:
         return TensorDictBase._add_child(self, key, value)  # type: ignore[arg-type]
 
-    def _set_children(self, values: Mapping[str, Any]) -> None:
+    def _set_children(self, values: Mapping[str, object]) -> None:
         for key, value in values.items():
             self._set_child(key, value)
 

@@ -245,7 +245,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         tail = self._batch_size[plan.n :]
         return tuple([self._with(self._payload, torch.Size(lead + tail)) for lead in plan.leads])
 
-    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Self:
+    def _join(self, items: Sequence[Node], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
         for i, item in enumerate(items):
             if not self._get_counterpart(item, path)._is_same(self):
                 raise StructureError(
@@ -262,7 +262,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
         )
 
-    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Node:
+    def _index_put(self, index: object, value: Any, *, non_blocking: bool = False) -> Node:
         if isinstance(value, UnbatchedTensor):
             value = to_unbatched(value, value.batch_size, None)
         self._check_index_put(index, value)

@@ -299,7 +299,7 @@ class NonTensorNode(ValueNode):
         if _holds_rows_of(other, self):
             result: Tensor = self._nest_values(len(other._batch_size))._compare(other, single)
             return result
-        right: Any = other._nest_values(len(size)) if _holds_rows_of(self, other) else other
+        right = other._nest_values(len(size)) if _holds_rows_of(self, other) else other
         results = [compare(a, b) for a, b in zip(self._expand_values(size), right._expand_values(size))]
         return torch.tensor(results, dtype=torch.bool, device=self._device or "cpu").view(size)
 

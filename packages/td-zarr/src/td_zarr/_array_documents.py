@@ -199,7 +199,7 @@ def make_plain_document(
         codecs[0]["configuration"] = {"endian": "little"}
     if checksums:
         codecs.append({"name": "crc32c"})
-    fill: Any = False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+    fill = False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
     return {
         "shape": list(shape),
         "data_type": NATIVE[dtype],
@@ -278,7 +278,7 @@ def _make_with_zarr(
     return document
 
 
-def get_attributes(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+def get_attributes(document: Mapping[str, object], where: str) -> dict[str, Any]:
     """Return the attributes of metadata, or raise FormatError if they are not an object."""
     attributes = document.get("attributes")
     if attributes is None:

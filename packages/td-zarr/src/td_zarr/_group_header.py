@@ -143,7 +143,7 @@ def find_documents(
     return {name: result[name] for name in names}
 
 
-def get_consolidated(root: Mapping[str, Any], where: str) -> dict[str, Any]:
+def get_consolidated(root: Mapping[str, object], where: str) -> dict[str, Any]:
     """Return the metadata of all groups and arrays that a root has, by name; FormatError if it is malformed."""
     consolidated = root.get("consolidated_metadata")
     metadata = consolidated.get("metadata") if isinstance(consolidated, dict) else consolidated

@@ -128,7 +128,7 @@ def join_rows(saved: Any, rows: Any) -> Any:
         for name, position in row["values"]:
             if name in found and is_same_value(left.values[found[name]], values[position]):
                 values[position] = left.values[found[name]]
-    shared: Any = decode(replace(right, values=values, objects=[]))
+    shared = decode(replace(right, values=values, objects=[]))
     return torch.cat([saved, shared])
 
 

@@ -347,7 +347,7 @@ class Edits:
             if left is not None:
                 left._is_removed = True
 
-    def _adopt(self, entries: dict[str, Child], key: str, value: Any) -> None:
+    def _adopt(self, entries: dict[str, Child], key: str, value: object) -> None:
         """Let the nodes and leaves of a value that were moved in the store stand for what they are there."""
         moved = {id(node) for node in (ref() for ref in self._left) if node is not None}
 

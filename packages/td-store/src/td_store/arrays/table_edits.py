@@ -41,7 +41,7 @@ class TableEdit:
         Raises:
             KeyPathError: there is no such entry.
         """
-        found: Any = 0
+        found = 0
         for key in path:
             entries = {} if isinstance(found, list) else self._list_entries(found)
             if key not in entries:
