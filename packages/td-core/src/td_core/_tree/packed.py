@@ -64,8 +64,8 @@ class Packed:
     """
 
     __slots__ = (
-        "_addresses", "_apart", "_has_same_forms", "_layout", "_leaves", "_levels", "_twin", "device", "dtypes", "filled",
-        "has_scalars", "is_new", "places", "requires_grad", "runs", "storage",
+        "_addresses", "_apart", "_blocks", "_device_type", "_has_same_forms", "_layout", "_leaves", "_levels", "_twin",
+        "device", "dtypes", "filled", "has_scalars", "is_new", "places", "requires_grad", "runs", "storage",
     )  # fmt: skip
 
     places: list[Place]
@@ -78,8 +78,18 @@ class Packed:
     def __init__(self, storage: Tensor) -> None:
         self.storage = storage
         self.device = storage.device
+        self._device_type = storage.device.type
         self.is_new = True
         self._leaves: list[Tensor] | None = None
+
+    def is_in_mode(self) -> bool:
+        """Return True if torch runs operations in another way than usual."""
+        return (
+            functorch_level() is not None
+            or torch.is_inference_mode_enabled()
+            or torch.are_deterministic_algorithms_enabled()
+            or torch.is_autocast_enabled(self._device_type)
+        )
 
     def is_unchanged(self, root: Core) -> bool:
         """Return True if keys, entries, addresses and forms are those that were read."""
@@ -111,6 +121,8 @@ class Packed:
             (keys, [isinstance(entry, Tensor) for entry in entries]) for _, keys, entries in self._levels
         ]
         self._twin: object = self._layout
+        #: The blocks of the views of a clone, and the position of each leaf in them; None before the first clone.
+        self._blocks: tuple[list[_Block], list[int]] | None = None
         distinct = [*{id(leaf): leaf for leaf in leaves}.values()]
         self._addresses = [*map(_DATA_PTR, distinct)]
         self._has_same_forms = guard_forms(distinct)
@@ -127,6 +139,25 @@ class Packed:
         empty = [whole[:0].view(dtype) for dtype in self.dtypes - {place.dtype for place in used}]
         self.runs = [_view(whole, run[0], run[-1]) for run in _split(used, _APART)] + empty
         self.filled = [_view(whole, run[0], run[-1]) for run in _split(used, 1)] + empty
+
+    def make_leaves(self, storage: Tensor) -> list[Tensor]:
+        """Return the leaves in another storage. Autograd takes them for tensors of their own, not for parts of one."""
+        if self._blocks is None:
+            places = sorted({*self.places}, key=_START_STOP)
+            position = {place: i for i, place in enumerate(places)}
+            self._blocks = _find_blocks(places), [position[place] for place in self.places]
+        blocks, order = self._blocks
+        typed: dict[torch.dtype, tuple[Tensor, int]] = {}
+        views: list[Tensor] = []
+        for dtype, start, shape, steps in blocks:
+            if dtype not in typed:
+                whole = storage[: storage.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+                typed[dtype] = whole, int(whole.storage_offset())
+            whole, offset = typed[dtype]
+            block = whole.as_strided(shape, steps, offset + start // dtype.itemsize)
+            views += block.unbind() if shape[0] > 1 else [block[0]]
+        leaves = [*map(Tensor.detach, views)]
+        return [leaves[i] for i in order]
 
     def is_like(self, other: Packed) -> bool:
         """Return True if another collection has the same keys, and its leaves the same places in their own storage."""
@@ -186,7 +217,7 @@ def find_packed(root: Core, is_operand: bool = False) -> Packed | None:
     mark: Packed | None = None if held is None else held.get(PACKED)
     if mark is None or torch.compiler.is_compiling():
         return None
-    if not is_operand and _is_in_mode(mark.device):
+    if not is_operand and mark.is_in_mode():
         return None
     if mark.is_new:
         # Many collections, such as those of ``td.data``, are used once, and reading costs more than that.
@@ -197,16 +228,6 @@ def find_packed(root: Core, is_operand: bool = False) -> Packed | None:
         node._backends = {key: item for key, item in (node._backends or {}).items() if key != PACKED} or None
         return None
     return None if mark.requires_grad and torch.is_grad_enabled() else mark
-
-
-def _is_in_mode(device: torch.device) -> bool:
-    """Return True if torch runs operations in another way than usual."""
-    return (
-        functorch_level() is not None
-        or torch.is_inference_mode_enabled()
-        or torch.are_deterministic_algorithms_enabled()
-        or torch.is_autocast_enabled(device.type)
-    )
 
 
 def is_packed(root: Core) -> bool:
@@ -222,12 +243,15 @@ def is_packed(root: Core) -> bool:
 
 def clone_packed(root: CoreT) -> CoreT | None:
     """Return a packed copy of a packed collection; None for others."""
-    mark = find_packed(root) if is_packed(root) else None
+    held = root._inner()._backends
+    if held is None or PACKED not in held:
+        return None
+    held[PACKED].is_new = False
+    mark = find_packed(root)
     if mark is None:
         return None
     storage = mark.storage.clone()
-    views = _make_views(storage, {*mark.places})
-    return pack_root(root._unflatten([views[place] for place in mark.places]), storage)
+    return pack_root(root._unflatten(mark.make_leaves(storage)), storage)
 
 
 def list_filled(root: Core) -> list[Tensor] | None:
@@ -299,15 +323,33 @@ def _view(storage: Tensor, first: Place, last: Place) -> Tensor:
     return storage[first.start : last.stop].view(first.dtype)
 
 
-def _make_views(storage: Tensor, places: set[Place]) -> dict[Place, Tensor]:
-    """Return a view of a storage at each place. Autograd takes them for tensors of their own."""
-    typed: dict[torch.dtype, tuple[Tensor, int]] = {}
-    views: dict[Place, Tensor] = {}
-    for place in places:
-        start, _, dtype, shape, steps = place
-        if dtype not in typed:
-            whole = storage[: storage.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-            typed[dtype] = whole, int(whole.storage_offset())
-        base, offset = typed[dtype]
-        views[place] = base.as_strided(shape, steps, offset + start // dtype.itemsize).detach()
-    return views
+class _Block(NamedTuple):
+    """Neighbouring leaves of one dtype and shape, which are the slices of one tensor.
+
+    Attributes:
+        dtype: their dtype.
+        start: the first byte of the first one.
+        shape: the shape of the tensor; its first dim counts the leaves.
+        steps: its strides.
+    """
+
+    dtype: torch.dtype
+    start: int
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+def _find_blocks(places: Iterable[Place]) -> list[_Block]:
+    """Divide sorted places into blocks: one call makes the views of all leaves of a block."""
+    blocks: list[_Block] = []
+    for start, stop, dtype, shape, steps in places:
+        if blocks:
+            last = blocks[-1]
+            apart = (start - last.start) // dtype.itemsize
+            count = last.shape[0]
+            step = apart if count == 1 else last.steps[0]
+            if last[0::2] == (dtype, (count, *shape)) and last.steps[1:] == steps and apart == count * step:
+                blocks[-1] = last._replace(shape=(count + 1, *shape), steps=(step, *steps))
+                continue
+        blocks.append(_Block(dtype, start, (1, *shape), ((stop - start) // dtype.itemsize, *steps)))
+    return blocks

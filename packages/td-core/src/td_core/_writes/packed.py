@@ -41,18 +41,20 @@ def try_write_packed(root: Core, this: Op, *operands: object) -> bool:
         if column is None:
             return False
         columns.append(column)
-    rows = [*zip(mark.runs, *columns, strict=True)]
-    # torch refuses an operation before it writes, but only one run at a time.
-    if len(rows) > 1 and not all(_can_run(this, row) for row in rows):
-        return False
+    runs, single = mark.runs, this.single
     before = mark.read_versions()
-    try:
+    if len(runs) > 1:
+        rows = [*zip(runs, *columns, strict=True)]
+        # torch refuses an operation before it writes, but only one run at a time.
+        if not all(_can_run(this, row) for row in rows):
+            return False
         for row in rows:
-            this.single(*row)
-    except LEAF_ERRORS:
-        if len(rows) > 1:
-            raise
-        return False  # the ordinary way raises an error that names the leaf
+            single(*row)
+    else:
+        try:
+            single(runs[0], *[column[0] for column in columns])
+        except LEAF_ERRORS:
+            return False  # the ordinary way raises an error that names the leaf
     mark.raise_versions(before)
     return True
 
