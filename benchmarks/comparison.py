@@ -1,6 +1,6 @@
 """Run all comparisons with tensordict and write ``docs/comparison.md`` from the results.
 
-Run it as ``nox -s comparison``, or in an environment that has the packages and tensordict. It takes about four minutes.
+Run it as ``nox -s comparison``, or in an environment that has the packages and tensordict. It takes about eight minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ COMMANDS = {
         "io.py --only rows --rounds 5",
     ],
     "safety": ["bench_safety.py"],
+    "packed": ["packed.py --rounds 15"],
+    "scale": ["scale.py --rounds 3"],
+    "programs": ["programs.py --steps 40"],
 }
 TEMPLATE = """\
 # How it compares
@@ -65,6 +68,32 @@ A collection replaces loops over a dict, so the times are compared with hand-wri
 over the rows of [Every operation](#every-operation).
 
 {ops_table}
+
+## Packed collections
+
+{packed_command}
+
+The leaves of a [packed collection](guide/packed.md) are views of one storage. Each cell is the time of an operation on it as a
+part of the time on a plain collection, by `torch._foreach_*`, by a loop, and by tensordict. The last column is the least that
+the check of the leaves and the kernel can take, as a part of the time.
+
+{packed_table}
+
+## Many items, deep and wide trees
+
+{scale_command}
+
+Times are in ms. {scale_summary}
+
+{scale_table}
+
+## Whole programs
+
+{programs_command}
+
+Times are those of one step in ms. The last two columns are what the step takes more than with dicts of tensors.
+
+{programs_table}
 
 ## Saving, loading, pickling
 
@@ -186,6 +215,47 @@ def storage(found: list[dict[str, Any]]) -> str:
     return table(["data", "", "ours", "tensordict", "floor", "safetensors", "tensordict / ours"], rows)
 
 
+def packed_rows(found: list[dict[str, Any]]) -> str:
+    """Format the table of operations on packed collections."""
+    names = ("plain", "foreach", "loop", "tensordict")
+    rows = []
+    for row in found:
+        ratio = row["ratio"]
+        cells = [f"{ratio[name]:.2f}" if name in ratio else "" for name in names]
+        rows.append(
+            [row["shape"], row["row"], f"{row['us']['packed']:.1f}", *cells, f"{1 / ratio['bound']:.2f}"]
+        )
+    return table(["leaves", "", "us", "/ plain", "/ foreach", "/ loop", "/ tensordict", "bound"], rows)
+
+
+def scale_rows(found: list[dict[str, Any]]) -> str:
+    """Format the table of many items and large trees."""
+    rows = []
+    for row in found:
+        cells = [f"{row['ms'][name]:.3f}" if name in row["ms"] else "" for name in ("ours", "ref", "loop")]
+        gain = row["reference_over_ours"]
+        rows.append([row["row"], *cells, f"{gain:.2f}" if gain else ""])
+    return table(["", "ours", "tensordict", "loop", "tensordict / ours"], rows)
+
+
+def scale_mean(found: list[dict[str, Any]]) -> str:
+    """Return a sentence with the mean of the table of many items."""
+    gains = [row["reference_over_ours"] for row in found if row["reference_over_ours"]]
+    slower = sum(gain < 1 for gain in gains)
+    return f"Over {len(gains)} rows, td is {statistics.geometric_mean(gains):.2f} times faster; {slower} rows are slower."
+
+
+def program_rows(found: list[dict[str, Any]]) -> str:
+    """Format the table of whole programs."""
+    rows = []
+    for row in found:
+        times = [f"{row['ms'][name]:.3f}" for name in ("plain", "td", "tensordict")]
+        rows.append(
+            [row["program"], *times, *(f"{row['above'][name]:+.1f}%" for name in ("td", "tensordict"))]
+        )
+    return table(["", "dicts", "td", "tensordict", "td above dicts", "tensordict above dicts"], rows)
+
+
 def main() -> None:
     """Run all measurements and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -209,6 +279,10 @@ def main() -> None:
             ([name, what, safety["tensordict"][name]] for name, what in safety["td"].items()),
         ),
         rows_table=every_row(ops),
+        packed_table=packed_rows(results["packed"][0]),
+        scale_table=scale_rows(results["scale"][0]),
+        scale_summary=scale_mean(results["scale"][0]),
+        programs_table=program_rows(results["programs"][0]),
         **{f"{name}_command": shown(name) for name in COMMANDS},
     )
     options.page.write_text(text, encoding="utf-8")

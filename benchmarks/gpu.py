@@ -49,6 +49,9 @@ def moves(folder: Path) -> Iterator[tuple[str, Call, Call, Callable[[Leaves], An
     def pair(td: Any) -> Any:
         return there(td), there(td)
 
+    def packed_pair(td: Any) -> Any:
+        return there(td).consolidate(), there(td).consolidate()
+
     def saved(td: Any) -> tuple[Any, str]:
         at = there(td), tempfile.mkdtemp(dir=folder)
         at[0].memmap(at[1])
@@ -65,6 +68,10 @@ def moves(folder: Path) -> Iterator[tuple[str, Call, Call, Callable[[Leaves], An
     yield "consolidate onto the host", there, lambda td: td.consolidate(device="cpu"), None
     yield "consolidated, to the GPU", lambda td: td.consolidate(), there, None
     yield "update_ from the GPU", pair, lambda two: two[0].update_(two[1]), None
+    yield "packed: mul_", packed_pair, lambda two: two[0].mul_(1.0), None
+    yield "packed: lerp_", packed_pair, lambda two: two[0].lerp_(two[1], 0.1), None
+    yield "packed: update_", packed_pair, lambda two: two[0].update_(two[1]), None
+    yield "packed: zero_", packed_pair, lambda two: two[0].zero_(), None
     yield "norm", there, lambda td: td.norm(), None
     yield "memmap", saved, lambda at: at[0].memmap(at[1]), None
     yield "memmap, 4 threads", saved, lambda at: at[0].memmap(at[1], num_threads=4), None

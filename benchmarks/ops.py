@@ -32,6 +32,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import td_distributed  # noqa: F401 -- adds consolidate()
+
 BATCH = (4, 2)
 TAIL = 4
 SLOTS = 64
@@ -242,6 +244,11 @@ ROWS = [
     Row("tc stack", "torch", "return torch.stack([tc, tc])", "torch.stack([v, v])", shapes="10 leaves"),
     Row("tc add", "torch", "return tc + 1", "v + 1", "torch._foreach_add(vs, 1)", shapes="10 leaves"),
     Row("tc unbind", "torch", "return tc.unbind(0)", loop=PARTS.format(method="unbind(0)", count=4), shapes="10"),
+    Row("packed mul_", "torch", "box.mul_(1.0)", "v.mul_(1.0)", "torch._foreach_mul_(vs, 1.0)"),
+    Row("packed add_", "torch", "box.add_(box2)", "v.add_(w)", "torch._foreach_add_(vs, ws)"),
+    Row("packed lerp_", "torch", "box.lerp_(box2, 0.1)", "v.lerp_(w, 0.1)", "torch._foreach_lerp_(vs, ws, 0.1)"),
+    Row("packed update_", "torch", "box.update_(box2)", "v.copy_(w)", "torch._foreach_copy_(vs, ws)"),
+    Row("packed zero_", "torch", "box.zero_()", "v.zero_()", "torch._foreach_zero_(vs)"),
     Row("repr", "dict", "return repr(td)", "f'{k}: {tuple(v.shape)} {v.dtype}'"),
 ]  # fmt: skip
 WRITES = {
@@ -396,6 +403,8 @@ COLLECTIONS: dict[str, Callable[[ModuleType, dict[str, Any]], Any]] = {
     "truth": lambda lib, space: lib.TensorDict(mapped(lambda v: v == v, space["d"]), BATCH),
     "state": lambda lib, space: lib.TensorDict(space["d"], BATCH).state_dict(),
     "buffer": lambda lib, space: lib.TensorDict(space["buffer_d"], (SLOTS, *BATCH[1:])),
+    "box": lambda lib, space: lib.TensorDict(space["d"], BATCH).consolidate(),
+    "box2": lambda lib, space: lib.TensorDict(space["e"], BATCH).consolidate(),
     "fresh": lambda lib, space: lib.TensorDict(space["e"]),
     "params": lambda lib, space: lib.TensorDict(mapped(lambda v: nn.Parameter(v.clone()), space["d"])),
 }
