@@ -23,7 +23,7 @@ def export_stream(data: Any, requested_schema: object = None) -> object:
         try:
             reader = pa.RecordBatchReader.from_batches(batch.schema, [batch])
             return reader.__arrow_c_stream__(requested_schema)
-        except (pa.ArrowException, NotImplementedError):
+        except (pa.ArrowException, NotImplementedError, ValueError):
             pass
     return pa.RecordBatchReader.from_batches(batch.schema, [batch]).__arrow_c_stream__()
 
@@ -34,6 +34,6 @@ def export_array(data: Any, requested_schema: object = None) -> object:
     if requested_schema is not None:
         try:
             return batch.__arrow_c_array__(requested_schema)
-        except (pa.ArrowException, NotImplementedError):
+        except (pa.ArrowException, NotImplementedError, ValueError):
             pass
     return batch.__arrow_c_array__()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from td_core.errors import FormatError, MissingPluginError
 from td_core.spi import STORABLE, decode_table, prune_table, show_path
-from td_store.arrays import TableBuilder
+from td_store.arrays import TableBuilder, restore
 
 from ._nulls import Path, show_column
 from ._read_columns import Padded, Parts, RowValues
@@ -178,8 +178,10 @@ class RowBuilder:
             entries.append([key, self._add_tensor(self._reshape(item.leaf))])
             entries.append([f"{key}_lengths", self._add_tensor(self._reshape(item.lengths))])
         elif isinstance(item, Parts) and all(part is not None for part in item.tensors):
-            leaf = torch.nested.nested_tensor(item.tensors)
-            entries.append([key, self._add_tensor(leaf)])
+            parts = [part for part in item.tensors if part is not None]
+            place = {"nested": "", "shapes": [list(part.shape) for part in parts]}
+            flat = torch.cat([part.reshape(-1) for part in parts])
+            entries.append([key, self._add_tensor(restore(place, lambda name: flat))])
         else:
             entries.append([key, self._add_values(item)])
 
@@ -219,7 +221,7 @@ class RowBuilder:
         while not root["entries"] and len(root["members"]) == 1:
             root = self.builder.rows[root["members"][0][1]]
         if any(key == mask_key[0] for key, _ in root["entries"]):
-            raise ValueError(f"the key {show_path(mask_key)} is taken: pass another mask_key")
+            raise ValueError(f"{show_path(mask_key)} is taken: pass another mask_key")
         levels: dict[Path, Row] = {(): root}
         for path, mask in masks.items():
             key = (*mask_key, *path)

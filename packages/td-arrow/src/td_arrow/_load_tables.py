@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
 from td_core import NestedKey
@@ -136,19 +137,40 @@ def load_arrow(
         )
 
 
+#: The operators of tuples.
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge, "in": lambda field, values: field.isin(list(values)),
+    "not in": lambda field, values: ~field.isin(list(values)),
+}  # fmt: skip
+
+
 def make_condition(condition: Any) -> Any:
-    """Return the expression of the option ``filter``, or None.
+    """Return the expression of the option ``filter``: of tuples that all hold, or of lists of these of which one does.
 
     Raises:
-        TypeError, ValueError: it is neither an expression nor tuples.
+        TypeError: it is neither an expression nor tuples.
     """
     if condition is None or isinstance(condition, pc.Expression):
         return condition
-    if not isinstance(condition, list):
+    if isinstance(condition, list) and condition and all(isinstance(item, list) for item in condition):
+        return functools.reduce(operator.or_, map(make_condition, condition))
+    if not isinstance(condition, list) or not condition or not all(map(_is_comparison, condition)):
         raise TypeError(
-            f"filter is an expression of pyarrow.compute or a list of tuples; got {condition!r:.100}"
+            f"filter is an expression of pyarrow.compute, or a list of tuples such as ('step', '<', 10); got {condition!r:.100}"
         )
-    return pq.filters_to_expression(condition)
+    parts = [_OPERATORS[name](pc.field(column), value) for column, name, value in condition]
+    return functools.reduce(operator.and_, parts)
+
+
+def _is_comparison(item: object) -> bool:
+    """Return True for a tuple of a column, or a path of names, an operator and a value."""
+    return (
+        isinstance(item, tuple)
+        and len(item) == 3
+        and isinstance(item[0], (str, tuple))
+        and item[1] in _OPERATORS
+    )
 
 
 def load_table(
@@ -167,6 +189,10 @@ def load_table(
 
     result = read_collection(table.schema, chosen.count, fetch, reader, table.where, **options)
     return result[0] if chosen.is_single else result
+
+
+def _fit_error(table: Any, condition: Any, error: Exception) -> ValueError:
+    return ValueError(f"{table.where}: the filter {condition} does not fit the columns: {error}")
 
 
 class Chosen:
@@ -189,7 +215,10 @@ class Chosen:
             self._select_rows(table, rows)
 
     def _filter(self, table: Any, condition: Any) -> None:
-        groups: list[int] = table.find_groups(condition)
+        try:
+            groups: list[int] = table.find_groups(condition)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise _fit_error(table, condition, error) from error
         self.groups, self._positions = groups, self.find(table, groups, condition)
         self.count = len(self._positions)
 
@@ -204,7 +233,7 @@ class Chosen:
         try:
             return content.filter(condition)["td:position"].to_numpy()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(f"{table.where}: the filter {text} does not fit the columns: {error}") from error
+            raise _fit_error(table, condition, error) from error
 
     def _select_rows(self, table: Any, rows: Any) -> None:
         self.is_single = isinstance(rows, int) and not isinstance(rows, bool)

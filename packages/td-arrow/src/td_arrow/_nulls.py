@@ -83,7 +83,8 @@ class Nulls:
             self.masks[path] = mask
         missing = (~mask).view(*mask.shape, *[1] * (leaf.ndim - mask.ndim))
         filler = torch.tensor(number)
-        if not isinstance(policy, str) and not torch.can_cast(filler.dtype, leaf.dtype):
+        fits = torch.can_cast(filler.dtype, leaf.dtype) or (leaf.dtype == torch.bool and number in (0, 1))
+        if not isinstance(policy, str) and not fits:
             raise TypeError(f"column {show_column(path)} has the dtype {leaf.dtype}; nulls are {policy!r}")
         return torch.where(missing, filler.to(leaf.dtype), leaf)
 

@@ -155,6 +155,8 @@ class ColumnReader:
                 valid &= mask.reshape(*mask.shape, *[1] * (valid.ndim - mask.ndim))
         if len(dense.shape) < len(sizes):  # pairs of numbers
             valid = valid.all(-1)
+        if levels and levels[0] is not None and bool(valid[_as_mask(levels[0])].all()):
+            return levels[0]  # what is in a null has no meaning
         if dense.order is not None:
             valid = valid.transpose(0, *(1 + place for place in dense.order))
         return valid

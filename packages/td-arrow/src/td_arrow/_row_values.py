@@ -103,13 +103,13 @@ def _find_time(values: list[datetime.time]) -> Any:
 
 
 def _find_decimal(values: list[decimal.Decimal]) -> Any:
-    exponents = {value.as_tuple().exponent for value in values}
-    if len(exponents) > 1 or not isinstance(exponent := exponents.pop(), int) or exponent > 0:
-        return None
-    digits = max(max(len(value.as_tuple().digits), -exponent) for value in values)
-    # Decimal("-0") has a sign that Arrow would lose.
-    signed = any(not value and value.is_signed() for value in values)
-    return None if digits > 38 or signed else pa.decimal128(digits, -exponent)
+    parts = [value.as_tuple() for value in values]
+    exponents = [part.exponent for part in parts if isinstance(part.exponent, int)]
+    if len(exponents) < len(values) or any(not value and value.is_signed() for value in values):
+        return None  # infinities, NaN, and zeros with a sign, which Arrow lacks
+    scale = max(0, -min(exponents))
+    digits = max(len(part.digits) + int(part.exponent) for part in parts) + scale
+    return pa.decimal128(max(digits, scale, 1), scale) if max(digits, scale) <= 38 else None
 
 
 _SPECIAL: dict[type, Callable[[list[Any]], Any]] = {

@@ -127,6 +127,8 @@ def _list_places(table: Encoded) -> list[tuple[Path, Path]]:
     result = []
     for place, key in zip(table.leaves, table.leaf_paths(members=False), strict=True):
         path = _get_column(place)
+        if path is None and not (isinstance(place, dict) and ("inline" in place or "empty" in place)):
+            raise FormatError(f"its place in the header is damaged, {place!r:.200}")
         if path is not None:
             result.append((path, key))
     keys = table.node_paths(members=False)

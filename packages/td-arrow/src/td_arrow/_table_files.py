@@ -102,8 +102,7 @@ class ParquetTable:
     def find_groups(self, condition: Any) -> list[int]:
         """Return the row groups that can have rows that meet a condition, by their statistics."""
         fragment = ds.ParquetFileFormat().make_fragment(self._source)
-        with report_errors(self.where):
-            return [group.id for group in fragment.subset(condition, schema=self.schema).row_groups]
+        return [group.id for group in fragment.subset(condition, schema=self.schema).row_groups]
 
     def close(self) -> None:
         """Close the file, if this object opened it."""
