@@ -221,7 +221,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         tensors: Sequence[Tensor],
         tensordict_out: TensorCollection | None = None,
         out_keys: Sequence[Key] | None = None,
-    ) -> Any:
+    ) -> TensorCollection:
         """Store results and return the collection that has them. Subclasses in other packages call this method."""
         if tensordict_out is None:
             inplace = self.inplace

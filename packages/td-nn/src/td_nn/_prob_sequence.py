@@ -208,7 +208,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict: TensorCollection,
         kwargs: dict[str, Any] | None = None,
         requires_sample: bool | None = None,
-    ) -> Any:
+    ) -> TensorCollection:
         """Run the members in order and return the result of the last one."""
         plan = self._plan
         if plan is None:
@@ -398,7 +398,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
         kwargs: dict[str, Any],
-    ) -> Any:
+    ) -> TensorCollection:
         """Run the members before the last distribution, store their outputs, and return the collection it reads."""
         if tensordict_out is not None or self.inplace in (False, "empty"):
             tensordict = tensordict.copy()
@@ -461,7 +461,7 @@ def _run_conditioned(
     kwargs: dict[str, Any],
     actual: list[tuple[Any, Any]],
     total: int,
-) -> Any:
+) -> TensorCollection:
     """Run members and record the distribution of each in ``actual``; do not build the last one."""
     for place, module in enumerate(seq):
         if len(actual) == total:

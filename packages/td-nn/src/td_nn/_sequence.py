@@ -144,7 +144,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         store_outputs(tensordict_out, written, map(result.get, written))
         return tensordict_out
 
-    def _run(self, tensordict: TensorCollection) -> Any:
+    def _run(self, tensordict: TensorCollection) -> TensorCollection:
         """Run the members in order and return the result of the last one."""
         if self.partial_tolerant:
             return self._run_runnable(tensordict)
@@ -162,7 +162,7 @@ class TensorDictSequential(TensorDictModule[Any]):
             raise
         return tensordict
 
-    def _run_runnable(self, tensordict: TensorCollection) -> Any:
+    def _run_runnable(self, tensordict: TensorCollection) -> TensorCollection:
         """Run the members that have their inputs, skip the others, and return the last result."""
         for place, module in enumerate(self):
             try:

@@ -450,7 +450,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             return tuple(self._kept(plan, lead) for lead in plan.leads)
         return tuple(self._gather_parts(plan))
 
-    def _pad_values(self, places: Sequence[int], size: tuple[int, ...], plan: ShapePlan) -> Any:
+    def _pad_values(self, places: Sequence[int], size: tuple[int, ...], plan: ShapePlan) -> Node:
         """Build a padded stack from the position of each value; padding elements, at position -1, become None."""
         self._check_whole()
         known = self._values
@@ -643,7 +643,7 @@ class _LinkedEntry:
         return LinkedList(parts, td=self)
 
 
-def as_node(value: object) -> Any:
+def as_node(value: object) -> Node:
     """Wrap a value as NonTensorData without batch dims, unless it is a node of non-tensor data."""
     return value if isinstance(value, NonTensorNode) else NonTensorData(value)
 

@@ -20,7 +20,7 @@ class StoredUnbatchedTensor(StoredTensor, UnbatchedTensor):
         return rebuild, (StoredTensor, *place)
 
 
-def convert_stored(tensor: Tensor, unbatched: bool) -> Any:
+def convert_stored(tensor: Tensor, unbatched: bool) -> Tensor:
     """Return a stored tensor of one class or the other: the object itself if autograd refers to it, else a view."""
     result = tensor if tensor.requires_grad else tensor.detach()
     result.__class__ = StoredUnbatchedTensor if unbatched else StoredTensor

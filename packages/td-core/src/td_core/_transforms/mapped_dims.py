@@ -136,7 +136,7 @@ def _pair_children(pair: tuple[object, ...]) -> list[tuple[Any, ...]]:
     return [(child, right._get_child(key)) for key, child in dict(left._children()).items()]
 
 
-def _note_result(found: list[Any], split: Callable[[Any, int], Any], result: Core, dim: int) -> Any:
+def _note_result(found: list[Any], split: Callable[[Any, int], Any], result: Core, dim: int) -> Core:
     """Note the result of a call for the outer call, which splits it."""
     found.append((weakref.ref(result), split))
     return result

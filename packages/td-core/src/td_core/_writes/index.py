@@ -319,7 +319,7 @@ def _source_error(value: object) -> StructureError:
     )
 
 
-def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
+def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | None) -> Core:
     """Return an empty node of the kind of a node; of a mapping or a lazy stack without members, a TensorDict."""
     for holder in list_holders(entry) if isinstance(entry, Core) else ():
         return holder._with_children({}, batch_size=batch_size, names=None)
