@@ -163,7 +163,7 @@ class NonTensorNode(ValueNode):
         """Return the value of each cell, reloaded first if another process wrote it; ``writes``: the caller will write next."""
         if cells[2] is not None:
             result: list[object] = reload_values(self, cells[2], writes=writes)._cells[0]
-            if len(result) == len(cells[0]):
+            if result is not cells[0] and len(result) == len(cells[0]):
                 cells[:2] = result, False
         values: list[object] = cells[0]
         return values
@@ -211,8 +211,11 @@ class NonTensorNode(ValueNode):
         cells[:2] = values, True
 
     def _store_kept(
-        self, keeper: Keeper, cells: list[object], places: Sequence[int], new: Sequence[object]
+        self, keeper: Keeper, cells: list[Any], places: Sequence[int], new: Sequence[object]
     ) -> None:
+        if cells is self._cells and keeper.write_rows(self, places, new, self._list_separate(places)):
+            cells[:2] = _written(cells[0], places, new, cells[1]), True
+            return
         old = self._read(cells, writes=True)
         cells[:2] = _written(old, places, new, False), False
         try:
@@ -221,6 +224,11 @@ class NonTensorNode(ValueNode):
         except BaseException:
             cells[0] = old
             raise
+
+    def _list_separate(self, places: Sequence[int]) -> list[bool] | None:
+        """Return for each place whether its value was not the one value of a node; None if all were."""
+        ones = None if self._joints is None else self._joints[1]
+        return None if ones is None else [not ones[place] for place in places]
 
     def _show(self, source: NonTensorNode, places: Sequence[int]) -> None:
         """Make this node a view of the values of ``source`` at ``places``: they share the cells."""

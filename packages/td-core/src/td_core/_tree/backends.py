@@ -89,6 +89,19 @@ class Keeper:
         """Return a context manager that excludes writes of other processes."""
         return nullcontext()
 
+    def write_rows(
+        self,
+        node: Core,
+        places: Sequence[int],
+        values: Sequence[object],
+        separate: Sequence[bool] | None = None,
+    ) -> bool:
+        """Store only the values at ``places`` of a node with one value per element, or return False for :meth:`write`.
+
+        ``separate`` is True for a value that was not the one value of a node; None if none is.
+        """
+        return False
+
     def write(self, node: Core) -> None:
         """Store the values of ``node``."""
 
