@@ -97,6 +97,7 @@ def make_names(folder: Path) -> dict[str, Any]:
         "own": make({"0": {"weight": torch.ones(2, 2)}}),
         "odd": make({"a/b": torch.ones(2)}),
         "objects": make({"o": object}),
+        "texts": make({"s": ["p", "q"]}, [2]),
         "like_saved": make({"a": torch.zeros(4), "n": {"b": torch.zeros(4)}}, [4]),
         "like_pickled": make({"a": torch.zeros(2), "o": object}, [2]),
         "leafy": make({"a": torch.ones((), requires_grad=True) * 2}),
@@ -121,6 +122,11 @@ def _save_changed(path: Path, names: dict[str, Any]) -> Path:
 
 def _save_pickled(path: Path, names: dict[str, Any]) -> Path:
     names["T"]({"a": torch.ones(2), "o": object}, [2]).memmap(path, allow_pickle=True)
+    return path
+
+
+def _save_text(path: Path, names: dict[str, Any]) -> Path:
+    names["T"]({"a": torch.ones(2), "o": "p"}, [2]).memmap(path)
     return path
 
 
@@ -156,6 +162,7 @@ SAVES: dict[str, Callable[[Path, dict[str, Any]], Path]] = {
     "saved": _save,
     "changed": _save_changed,
     "pickled": _save_pickled,
+    "worded": _save_text,
     "checkpoint": _save_checkpoint,
     "coded": _save_coded,
     "packed": _save_packed,

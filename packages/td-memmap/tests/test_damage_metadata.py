@@ -36,8 +36,8 @@ EDITS = {
         "expected a class that this process has defined",
     ),
     "newer version": (
-        set_fields(_format_version=3),
-        "_format_version is 3, expected at most 2: upgrade td-memmap",
+        set_fields(_format_version=4),
+        "_format_version is 4, expected at most 3: upgrade td-memmap",
     ),
     "a list": (lambda meta: [meta], "expected an object"),
     "batch size of a leaf": (

@@ -28,7 +28,7 @@ from ._fs import DirectoryTree
 from ._load import LoadOptions, load_directory
 from ._memmap_backend import CollectionT, MemmapBackend, attach_backend, get_backend, get_directory
 from ._meta import LIMIT, Location, has_level, is_written, list_possible_names, parse_level, read_json
-from ._plan import VERSION, encode_node, list_file_names, make_plan
+from ._plan import GENERAL, encode_node, list_file_names, make_plan
 from ._shapes import Shape, as_shape, has_prefix, show_shape
 from ._tensor import MemoryMappedTensor
 
@@ -195,7 +195,7 @@ def _declare_entry(
         meta = read_json(tree, (), _file_names.META)
         if not is_written(meta, tree.entries()):
             raise _stale_save_error(name, f"{tree.show((), _file_names.META)} was not written by a save")
-        general = meta.get("_format_version") == VERSION
+        general = meta.get("_format_version") in GENERAL
         there = (dict(meta["entries"]) if general else meta).get(name)
         if there is None:
             if general:

@@ -31,12 +31,19 @@ RESERVED_STEMS = (META, VALUES, PICKLE)
 #: Files next to the metadata of a node that hold its values.
 SIDECARS = (VALUES, PICKLE, STACK_PICKLE, JSON_TYPES)
 
+#: Start of the names of the files of values by rows, followed by a number and ``.memmap``.
+SLOTS = "%rows-"
+HEAP = "%heap-"
+_ROW_FILE = re.compile(rf"({SLOTS}|{HEAP})[0-9]+\.memmap")
+
 #: Subdirectories that are not entries: the entries of a tensorclass, and the source of a saved view.
 INNER = "_tensordict"
 SOURCE = "_source"
 
 #: Field of ``meta.json`` that is False if file names are the raw keys.
 ROBUST_KEY = "_robust_key"
+#: Field of ``meta.json`` that is True if values below may be stored by rows, which tensordict does not read.
+MAY_HAVE_ROWS = "_rows"
 
 #: Fields of ``meta.json`` that describe the node itself.
 RESERVED = frozenset({"shape", "device", "_type", "_class", "_format_version", "_names"})
@@ -44,6 +51,11 @@ RESERVED = frozenset({"shape", "device", "_type", "_class", "_format_version", "
 _UNSAFE = re.compile(r'[\x00-\x20\x7f/\\<>:"|?*%]')
 _DOTS = frozenset({"", ".", ".."})
 _LONGEST = 255
+
+
+def is_row_file(name: str) -> bool:
+    """Return True for the name of a file of slots or of a heap."""
+    return _ROW_FILE.fullmatch(name) is not None
 
 
 def encode_key(key: str) -> str:

@@ -75,6 +75,11 @@ def write_at(fd: int, data: Buffer, offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """Read up to ``nbytes`` bytes of an open file from byte ``offset``."""
+    return os.pread(fd, nbytes, offset)
+
+
 def reserve(fd: int, nbytes: int) -> None:
     """Allocate ``nbytes`` bytes of disk space for an open file, so that no write to its mapping can fail."""
     if nbytes:

@@ -15,7 +15,7 @@ from ._directory_layouts import OUTER
 from ._fs import DirectoryTree, Parts
 from ._load import retry_on_replace
 from ._meta import FileTree, is_outer, read_node
-from ._plan import VERSION
+from ._plan import GENERAL
 
 
 def inspect(path: str | Path) -> Tree:
@@ -70,6 +70,9 @@ def _inspect_node(files: FileTree, parts: Parts, key: str) -> tuple[Tree, dict[s
         node.shape = list(level.batch_size)
     elif not level.general:
         node.values = {name: value for name, value in meta.items() if not name.startswith("_")}
+    for name in filter(_file_names.is_row_file, listing):
+        status = files.stat(parts, name)
+        node.nbytes += 0 if status is None else status.st_size
     for name, entry in level.leaves.items():
         place = "/".join((*parts, entry.files[0] + ".memmap"))
         node.children[name] = leaf = Tree(
@@ -84,7 +87,7 @@ def _inspect_node(files: FileTree, parts: Parts, key: str) -> tuple[Tree, dict[s
 
 
 def _get_kind(meta: dict[str, object]) -> str:
-    if isinstance(meta.get("kind"), str) and meta.get("_format_version") == VERSION:
+    if isinstance(meta.get("kind"), str) and meta.get("_format_version") in GENERAL:
         return str(meta.get("class") or meta["kind"])
     if is_outer(rows := meta.get(OUTER)):
         return str(rows[0].get("class") or rows[0]["kind"])

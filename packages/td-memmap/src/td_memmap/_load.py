@@ -51,6 +51,7 @@ from ._options import LoadMemmapOptions
 from ._plan import CLASS, KeyPath
 from ._shapes import Shape, element_count, make_empty
 from ._tensor import MemoryMappedTensor, Place, as_plain, map_file
+from ._value_rows import decode_rows, list_row_files, list_separate, read_row_file, read_slots
 
 T = TypeVar("T")
 
@@ -72,6 +73,8 @@ class LoadOptions(LoadMemmapOptions):
     complete: bool = True
     #: Factory of the object that writes changed values to a node's directory; None if values are not written back.
     keeper: Callable[..., Any] | None = None
+    #: Whether values by rows are read.
+    reads_rows: bool = True
 
 
 @dataclass(slots=True)
@@ -218,7 +221,7 @@ class Reader:
         # Build children before their parents.
         for node in reversed(self.nodes):
             try:
-                node.place[node.name] = self._build(node)
+                node.place[node.name] = self.build(node)
             except (FormatError, MissingPluginError):
                 if not self._skip_damaged(node.place, node.name):
                     raise
@@ -291,7 +294,14 @@ class Reader:
         node.level = level = self._as_named(node, level)
         node.leaves = level.leaves
         if level.general:
-            self._general_values(node)
+            try:
+                self._general_values(node)
+            except FormatError:
+                if self.tree.read(parts, _file_names.META, LIMIT) == content:
+                    raise
+                # Another process has replaced the files of the values since their metadata was read.
+                self._read_one(node, sizes)
+                return
         elif not level.sized:
             self._sidecars(node)
         elif level.version == 0 and not level.nodes:
@@ -361,10 +371,29 @@ class Reader:
                 if not isinstance(pickled, dict) or name not in pickled:
                     raise location.error(name, pickled, f"a value in {_file_names.PICKLE}")
                 values[name] = pickled[name]
+            elif "rows" in value:
+                if self.options.reads_rows:
+                    values[name] = self.read_rows(node, value["rows"])
             elif "plain" in value:
                 values[name] = join_value(value["plain"], value.get("types"), partial(str, location))
             else:
                 raise location.error(name, value, "a value")
+
+    def read_rows(self, node: Node, number: int) -> list[object]:
+        """Return the values in the files of slots and of the heap."""
+        (slots_name, heap_name), level = list_row_files(number), node.level
+        # The slots are read first: what they point to is in the heap by then.
+        slots = read_slots(self.tree, node.parts, slots_name, level.batch_size.numel())
+        where = self._locate(node, slots_name)
+        values = decode_rows(slots, read_row_file(self.tree, node.parts, heap_name), str(where))
+        if any(separate := list_separate(slots)):
+            joints = level.meta.get("joints")
+            if not isinstance(joints, dict):
+                raise where.error(
+                    "a slot", hex(int(slots[separate.index(True)])), "one without the highest bit"
+                )
+            level.meta = {**level.meta, "joints": {**joints, "ones": [not item for item in separate]}}
+        return values
 
     def _load_pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, object]:
         """Return the values in ``other.pickle``; container types are looked up by name without unpickling."""
@@ -555,7 +584,7 @@ class Reader:
             location = self._locate(node, f"{stem}.{what}.memmap")
             raise location.error(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}") from None
 
-    def _build(self, node: Node) -> object:
+    def build(self, node: Node) -> object:
         """Build a node from its metadata and its loaded children."""
         level, members = node.level, node.members or {}
         meta = self._correct_device(node)
@@ -610,7 +639,9 @@ class Reader:
         options: Any = self.options
         above, tree = node.above if node.outer is None else node.outer, self.tree
         folder = _fs.identify_open(tree.fd(node.parts))
-        return options.keeper(tree.show(node.parts), above, options.allow_pickle, folder=folder)
+        parent = None if node.parent is None else node.parent.level
+        rows = parent is not None and (parent.general or parent.meta.get(_file_names.MAY_HAVE_ROWS) is True)
+        return options.keeper(tree.show(node.parts), above, options.allow_pickle, folder=folder, rows=rows)
 
     def _check_nested(self, node: Node) -> None:
         size = node.level.batch_size
@@ -641,6 +672,15 @@ def check_metadata(tree: FileTree) -> tuple[int, list[tuple[Parts, LeafEntry, Fo
             yield place, (*path, key), inner
         counts.append(1 + len(level.leaves))
         node = Node(parts, path, size, {}, "")
+        for value in level.values.values() if level.general else ():
+            if "rows" in value:
+                node.level = level
+                counts.append(2)
+                entry = LeafEntry(size, torch.int64, (f"{_file_names.SLOTS}{value['rows']}",))
+                try:
+                    reader.read_rows(node, value["rows"])
+                except FormatError as error:
+                    result.append((parts, entry, error))
         for key, entry in level.leaves.items():
             try:
                 reader.check_leaf(node, key, entry)

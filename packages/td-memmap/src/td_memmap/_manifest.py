@@ -123,10 +123,7 @@ class _ManifestCheck:
             return Problem(name, "error", "its name leaves the save")
         result = self.tree.stat_path(path)
         if result is None:
-            # Writing a value in place removes the files next to its metadata that it no longer needs.
-            rewritten = path[-1] in _file_names.SIDECARS and self._is_rewritten(
-                (*path[:-1], _file_names.META)
-            )
+            rewritten = self._is_replaced(path)
             return Problem(name, "modified" if rewritten else "missing", f"{row[0]} bytes were saved")
         since = row[1] if type(row[1]) is int else self.saved_ns
         if not name.endswith(".memmap"):
@@ -140,8 +137,16 @@ class _ManifestCheck:
             return None
         if result.st_mtime_ns <= since or result.st_size < row[0]:
             return Problem(name, "damaged", detail)
-        # A copy has new times, so a time does not tell elements that were written in place from damaged ones.
-        return Problem(name, "modified" if wanted is None else "changed", detail)
+        # A copy has new times, so a time does not tell elements that were written in place from damaged ones. Values by
+        # rows have checksums of their own, which the check of all metadata compares.
+        return Problem(
+            name, "modified" if wanted is None or _file_names.is_row_file(path[-1]) else "changed", detail
+        )
+
+    def _is_replaced(self, path: Parts) -> bool:
+        """Return True for a file that writing a value in place removed, since its metadata no longer needs it."""
+        optional = _file_names.is_row_file(path[-1]) or path[-1] in _file_names.SIDECARS
+        return optional and self._is_rewritten((*path[:-1], _file_names.META))
 
     def _is_rewritten(self, path: Parts) -> bool:
         """Return True if metadata was written in place since the save."""
@@ -198,7 +203,7 @@ def _find_unreadable(tree: FileTree, known: list[Problem]) -> list[Problem]:
         # The message names the file. Ignore the error if a damaged file is already known.
         damaged = any(problem.kind != "modified" for problem in known)
         return [] if damaged else [Problem(_file_names.META, "error", str(error))]
-    files = {problem.file for problem in known}
+    files = {problem.file for problem in known if problem.kind != "modified"}
     return [problem for problem in result if problem.file not in files]
 
 

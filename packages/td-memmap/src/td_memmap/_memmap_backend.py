@@ -41,6 +41,7 @@ class MemmapBackend(StorageBackend):
         shared: whether values are reloaded whenever their file changes.
         above: batch size of the parent.
         form: batch size and dim names of the node in the save; None if unknown.
+        rows: whether one value for a batch may become values by rows when a part of the batch is written.
     """
 
     path: str | None
@@ -49,6 +50,7 @@ class MemmapBackend(StorageBackend):
     shared: bool = False
     above: torch.Size = torch.Size()
     form: object = None
+    rows: bool = False
 
     def get_folder(self, node: Node) -> str | None:
         """Return the directory of a node, or None if the node differs from the save there."""
@@ -73,7 +75,7 @@ class MemmapBackend(StorageBackend):
     def reduce(self, node: Node, protocol: int, encode: Callable[[], tuple[object, ...]]) -> tuple[Any, ...]:
         """Return the pickle reduction of a mapped collection, which maps the same files when it is unpickled."""
         parts = encode()
-        options = self.robust_key, self.allow_pickle, self.shared, self.is_current(node)
+        options = self.robust_key, self.allow_pickle, self.shared, self.is_current(node), self.rows
         return remap_collection, (parts, get_directory(node, self), *options)
 
 
@@ -85,13 +87,16 @@ def remap_collection(
     allow_pickle: bool = False,
     shared: bool = False,
     as_saved: bool = True,
+    rows: bool = False,
 ) -> Any:
     """Rebuild a pickled mapped collection from :meth:`MemmapBackend.reduce`."""
     result = rebuild_collection(*parts)
     # With torch.load(map_location="meta") the leaves have no elements, so the result is not mapped.
     if any(leaf.is_meta for leaf in result._leaves()):
         return result
-    return attach_backend(result, MemmapBackend(path, robust_key, allow_pickle, shared), as_saved=as_saved)
+    return attach_backend(
+        result, MemmapBackend(path, robust_key, allow_pickle, shared, rows=rows), as_saved=as_saved
+    )
 
 
 #: Name in the pickles of earlier releases.
@@ -129,12 +134,20 @@ def attach_backend(result: CollectionT, saved: MemmapBackend, *, as_saved: bool 
         inner._backends = {
             **(inner._backends or {}),
             ATTACHMENT: MemmapBackend(
-                path, robust_key, allow_pickle, shared, above, _get_form(node) if as_saved else None
+                path,
+                robust_key,
+                allow_pickle,
+                shared,
+                above,
+                _get_form(node) if as_saved else None,
+                saved.rows,
             ),
         }
         if node._is_value:
             if path is not None:
-                node._keeper = ValueFile(path, above, allow_pickle, shared, _fs.identify_path(path))
+                node._keeper = ValueFile(
+                    path, above, allow_pickle, shared, _fs.identify_path(path), rows=saved.rows
+                )
         elif inner is node and all(isinstance(child, Tensor) for child in node._tree_children()):
             return  # Skip encoding: most nodes have no child nodes.
         record = encode_node(node)

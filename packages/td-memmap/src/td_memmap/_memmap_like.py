@@ -94,8 +94,9 @@ def _get_identity(leaf: Tensor) -> tuple[int, int] | None:
 def _has_same_texts(files: DirectoryTree, plan: Plan) -> bool:
     """Return True if the saved files of metadata and values have exactly the planned content."""
     texts = {(*parts, name): text for parts, name, text in plan.texts}
+    row_files = {path[-1] for path in texts if _file_names.is_row_file(path[-1])}
     for parts in ((), *plan.directories):
-        for name in (_file_names.META, *_file_names.SIDECARS):
+        for name in (_file_names.META, *_file_names.SIDECARS, *row_files):
             if read_if_there(files, parts, name) != texts.get((*parts, name)):
                 return False
     return True

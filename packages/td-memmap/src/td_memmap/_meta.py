@@ -20,7 +20,8 @@ from td_core.typing import NestedKey
 from . import _file_names
 from ._directory_layouts import FORMAT, OUTER
 from ._fs import Parts
-from ._plan import VERSION
+from ._plan import GENERAL, ROWS_VERSION, JsonObject
+from ._value_rows import SLOT
 
 #: Longest ``meta.json`` that is read, in bytes. A node with a million leaves needs about 100 MB.
 LIMIT = 1 << 29
@@ -85,7 +86,7 @@ class LeafEntry:
     nbytes: int = 0
     nested: bool = False
     inner: torch.Size = torch.Size()
-    jagged: dict[str, Any] | None = None
+    jagged: JsonObject | None = None
 
     def parts(self) -> list[tuple[str, torch.dtype, torch.Size]]:
         """Return the suffix, dtype and shape of each file whose size follows from the metadata."""
@@ -130,12 +131,12 @@ class Level:
 
     kind: NodeKind | None = None
     cls: type | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: JsonObject = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     leaves: dict[str, LeafEntry] = field(default_factory=dict)
     nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     members: list[str] | None = None
-    values: dict[str, Any] = field(default_factory=dict)
+    values: JsonObject = field(default_factory=dict)
     sized: bool = False
     batch_size: torch.Size = torch.Size()
     version: int = 0
@@ -144,7 +145,7 @@ class Level:
     @property
     def general(self) -> bool:
         """Whether the metadata is in the general form."""
-        return self.version == VERSION
+        return self.version in GENERAL
 
 
 # Cache checked metadata: layers of a model or episodes of a data set have equal metadata, and checking it takes half
@@ -214,7 +215,7 @@ def read_level(
     known = _KNOWN.get((content, robust_key, strict))
     obj = parse_json(content, location.file) if known is None else known.meta
     # Report a missing kind first: the checks below do not apply to the metadata of unknown kinds.
-    resolve = _general_kind if _version(obj, location) == VERSION else _kind
+    resolve = _general_kind if _version(obj, location) in GENERAL else _kind
     kind, cls = resolve(obj, location, strict, named)
     level = known or parse_level(obj, location, above, robust_key=robust_key, strict=strict)
     if kind is kinds.of(TensorDict) and not (level.sized or level.general):
@@ -244,16 +245,16 @@ def _version(obj: object, location: Location) -> int:
         return 0  # This is an entry with the key "_format_version".
     if type(version) is not int or version < 0:
         raise location.error("_format_version", version, "a number")
-    if version > VERSION:
-        raise location.error("_format_version", version, f"at most {VERSION}: upgrade td-memmap")
+    if version > ROWS_VERSION:
+        raise location.error("_format_version", version, f"at most {ROWS_VERSION}: upgrade td-memmap")
     return version
 
 
 def parse_level(obj: Any, location: Location, above: torch.Size, *, robust_key: bool, strict: bool) -> Level:
     """Check the content of one ``meta.json`` without looking up its class; arguments as for :func:`read_level`."""
     version = _version(obj, location)
-    if version == VERSION:
-        return _general(obj, location)
+    if version in GENERAL:
+        return _general(obj, location, version)
     level = Level(batch_size=above, version=version)
     if isinstance(obj.get("shape"), list) and not is_view(obj):
         _mapping(level, obj, location, robust_key, strict)
@@ -279,7 +280,7 @@ def is_written(meta: object, beside: Collection[str]) -> bool:
     """Return True if a save wrote this metadata, not another program."""
     if not isinstance(meta, dict):
         return False
-    if meta.get("_format_version") == VERSION:
+    if meta.get("_format_version") in GENERAL:
         return isinstance(meta.get("kind"), str) and isinstance(meta.get("entries"), list)
     name = meta.get("_type")
     if not isinstance(name, str) or _CLASS.fullmatch(name) is None:
@@ -304,7 +305,7 @@ def has_level(tree: FileTree, parts: Parts = ()) -> bool:
 
 
 def _kind(
-    obj: dict[str, Any], location: Location, strict: bool, named: Callable[[], type | None]
+    obj: JsonObject, location: Location, strict: bool, named: Callable[[], type | None]
 ) -> tuple[NodeKind | None, type | None]:
     name = obj.get("_type")
     if not isinstance(name, str):
@@ -400,7 +401,7 @@ def _mapping(
 
 
 def _general_kind(
-    obj: dict[str, Any], location: Location, strict: bool, named: Callable[[], type | None]
+    obj: JsonObject, location: Location, strict: bool, named: Callable[[], type | None]
 ) -> tuple[NodeKind, type | None]:
     tag = obj.get("kind")
     if not isinstance(tag, str):
@@ -422,7 +423,7 @@ def _general_kind(
     return kind, cls
 
 
-def _general(obj: dict[str, object], location: Location) -> Level:
+def _general(obj: dict[str, object], location: Location, version: int) -> Level:
     """Read metadata in the general form."""
     meta, members, values = obj.get("meta"), obj.get("members", []), obj.get("values", {})
     if not isinstance(meta, dict):
@@ -433,14 +434,28 @@ def _general(obj: dict[str, object], location: Location) -> Level:
         raise location.error("members", members, "names of directories")
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
         raise location.error("values", values, "an object of values")
-    level = Level(meta=meta, members=members, values=values, version=VERSION)
+    level = Level(meta=meta, members=members, values=values, version=version)
     if isinstance(meta.get("batch_size"), list):
         level.batch_size = check_shape(meta["batch_size"], location, "batch_size")
         level.sized = True
+    for name, value in values.items():
+        if "rows" in value:
+            _check_rows(level, name, value, location)
     if isinstance(meta.get("device"), str):
         check_device(meta["device"], location)
     _general_entries(level, obj.get("entries", []), location)
     return level
+
+
+def _check_rows(level: Level, name: str, value: dict[str, object], location: Location) -> None:
+    """Raise FormatError for wrong fields of values by rows."""
+    for field_name in ("rows", "heap"):
+        number = value.get(field_name)
+        if type(number) is not int or not 0 <= number < _TOO_LARGE:
+            raise location.error(f"{field_name} of {name!r}", number, "a number")
+    if not level.sized:
+        raise location.error("batch_size", level.meta.get("batch_size"), "a list of sizes")
+    check_shape(list(level.batch_size), location, "batch_size", SLOT)
 
 
 def _general_entries(level: Level, rows: object, location: Location) -> None:
@@ -626,9 +641,7 @@ def list_members(listing: dict[str, bool], location: Location) -> list[str]:
     return [*named, *map(str, numbers)]
 
 
-def read_node(
-    files: FileTree, parts: Parts
-) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
+def read_node(files: FileTree, parts: Parts) -> tuple[JsonObject, Level, dict[str, bool], dict[str, Parts]]:
     """Return a node's raw metadata, its checked metadata, its directory listing, and its child directories by key."""
     location = Location(files.show(parts, _file_names.META), parts)
     try:

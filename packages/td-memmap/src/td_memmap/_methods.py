@@ -43,6 +43,7 @@ def memmap(
     checksums: bool = False,
     progress: Progress = False,
     allow_pickle: bool = False,
+    compatible: bool = False,
 ) -> CollectionT:
     """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files.
 
@@ -69,6 +70,9 @@ def memmap(
         checksums: record a hash for each file, for ``td_memmap.verify``.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
         allow_pickle: pickle values that cannot be stored otherwise, instead of raising.
+        compatible: store values of a batch (``NonTensorStack``) in one JSON list, as tensordict reads them. By default they
+            are stored by rows: one value is written in place, and rows can be appended, in the same time for any number of
+            rows. Programs that use td in place of tensordict always save this way.
 
     Raises:
         CodecError: a leaf or value cannot be stored; nothing was written.
@@ -96,6 +100,7 @@ def memmap(
         checksums=checksums,
         progress=progress,
         allow_pickle=allow_pickle,
+        compatible=compatible,
     )
 
     def write(whole: TensorCollection) -> TensorCollection | TensorDictFuture:
@@ -124,6 +129,7 @@ def memmap_(
     checksums: bool = False,
     progress: Progress = False,
     allow_pickle: bool = False,
+    compatible: bool = False,
 ) -> CollectionT:
     """Write every leaf to a file under ``prefix``, map it in place, and lock the collection.
 
@@ -149,6 +155,7 @@ def memmap_(
         checksums=checksums,
         progress=progress,
         allow_pickle=allow_pickle,
+        compatible=compatible,
         archive=False,
         inplace=True,
     )
@@ -174,6 +181,7 @@ def memmap_like(
     durable: bool = False,
     progress: Progress = False,
     allow_pickle: bool = False,
+    compatible: bool = False,
 ) -> CollectionT:
     """Return a mapped, locked collection of the same structure whose files are sparse zeros, to be filled.
 
@@ -200,6 +208,7 @@ def memmap_like(
         durable=durable,
         progress=progress,
         allow_pickle=allow_pickle,
+        compatible=compatible,
         like=True,
         sparse=True,
     )
@@ -347,6 +356,7 @@ def create_memmap(
     durable: bool = False,
     progress: Progress = False,
     allow_pickle: bool = False,
+    compatible: bool = False,
 ) -> TensorCollection:
     """Create files of zeros, with space for all elements; ``existsok=True`` opens a save of the same structure."""
     options = MemmapOptions(
@@ -358,6 +368,7 @@ def create_memmap(
         durable=durable,
         progress=progress,
         allow_pickle=allow_pickle,
+        compatible=compatible,
         like=True,
     )
     return _plan_mapping(like, options)()

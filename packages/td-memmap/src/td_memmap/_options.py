@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
+from td_core.spi import RULES
 from td_core.typing import DeviceType, NestedKey, Progress
 
 __all__ = ["LoadMemmapOptions", "MemmapOptions"]
@@ -30,6 +31,7 @@ class MemmapOptions:
     checksums: bool = False
     progress: Progress = False
     allow_pickle: bool = False
+    compatible: bool = False
     #: True if the collection itself is mapped, True if no elements are written, and True if the files need no space then.
     inplace: bool = False
     like: bool = False
@@ -39,6 +41,11 @@ class MemmapOptions:
     def is_robust(self) -> bool:
         """True if keys that are not safe file names are encoded."""
         return self.robust_key is not False
+
+    @property
+    def rows(self) -> int | None:
+        """The number of the files of values by rows in a new save; None if tensordict must read it."""
+        return None if self.compatible or RULES.follows_tensordict else 0
 
 
 @dataclass(frozen=True, eq=False)

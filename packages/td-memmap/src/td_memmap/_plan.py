@@ -3,7 +3,8 @@
 A node is written in one of two forms. The *plain form* is the format of tensordict; the kind's ``"memmap/1"`` layout
 defines its content. The *general form* (``_format_version`` 2, which tensordict refuses with a clear message)
 stores what the plain form cannot: keys that equal its field names, names that are too long, values that JSON cannot
-express, and kinds without such a layout.
+express, and kinds without such a layout. A stack of values has the general form of version 3, with its values by rows
+(:mod:`._value_rows`), unless tensordict must read the save.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,14 +38,19 @@ from ._chunks import check_storable
 from ._directory_layouts import FORMAT, OUTER
 from ._fs import Parts
 from ._shapes import Shape, component_shapes, element_count
+from ._value_rows import RowEncoder, describe_rows, list_row_files
 
 VERSION = 2
+#: Version of a node in the general form with values by rows.
+ROWS_VERSION = 3
+GENERAL = (VERSION, ROWS_VERSION)
 
-#: Type tag of the value codec for a value that is a container class.
 #: Types of a value that is a class of containers; see :func:`td_core.split_value`.
 CLASS = "type"
 
 KeyPath = tuple[str, ...]
+#: A parsed object of JSON.
+JsonObject = dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +93,7 @@ class Plan:
         leaves: files of elements.
         texts: files of metadata and values as directory, name and content; the last is the root's ``meta.json``.
         nodes: every node with its directory.
+        places: the directory of each node by key path.
         jagged: jagged leaves, with their files by role and their ragged dim.
     """
 
@@ -93,6 +101,7 @@ class Plan:
     leaves: list[LeafFile] = field(default_factory=list)
     texts: list[tuple[Parts, str, bytes]] = field(default_factory=list)
     nodes: list[tuple[Node, Parts]] = field(default_factory=list)
+    places: dict[KeyPath, Parts] = field(default_factory=dict)
     jagged: list[tuple[Tensor, dict[str, LeafFile], int]] = field(default_factory=list)
 
     def files(self) -> list[Parts]:
@@ -102,10 +111,15 @@ class Plan:
 
 
 def make_plan(
-    tree: Node, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
+    tree: Node,
+    *,
+    robust_key: bool = True,
+    allow_pickle: bool = False,
+    content: bool = True,
+    rows: int | None = None,
 ) -> Plan:
     """Plan the files of a tree; raise CodecError if a leaf or, with ``content=True``, its elements cannot be stored."""
-    plan = _Planner(robust_key, allow_pickle, content).run(tree)
+    plan = _Planner(robust_key, allow_pickle, content, rows).run(tree)
     # Metadata is collected parents first and written in reverse order, so the root's metadata is the last file.
     plan.texts.reverse()
     return plan
@@ -126,9 +140,11 @@ def plan_anonymous(tree: Node, *, content: bool) -> Plan:
     return planner.plan
 
 
-def plan_values(node: Node, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
-    """Return the small files of a value node by name; ``above`` is the batch size of its parent."""
-    plan = _Planner(True, allow_pickle, True).run(node, above)
+def plan_values(
+    node: Node, above: torch.Size, *, allow_pickle: bool, rows: int | None = None
+) -> dict[str, bytes]:
+    """Return the files of a value node by name; ``above`` is the batch size of its parent."""
+    plan = _Planner(True, allow_pickle, True, rows).run(node, above)
     return {name: text for _, name, text in plan.texts}
 
 
@@ -142,7 +158,7 @@ class _Level:
     """A node to plan: its directory and key path, its row, and the batch size and dim names of its parent."""
 
     node: Node
-    row: dict[str, Any]
+    row: JsonObject
     key: KeyPath
     parts: Parts = ()
     above: torch.Size = torch.Size()
@@ -160,8 +176,12 @@ class _Level:
 
 
 class _Planner:
-    def __init__(self, robust_key: bool, allow_pickle: bool, content: bool) -> None:
+    # ``rows`` is the number of the files of values by rows, None to store stacks of values so that tensordict reads them.
+    def __init__(self, robust_key: bool, allow_pickle: bool, content: bool, rows: int | None = None) -> None:
         self.plan = Plan()
+        self.rows = rows
+        #: Slots and heap of each node with values by rows, by ``id``.
+        self.stacks: dict[int, tuple[bytes, bytes]] = {}
         self.robust_key = robust_key
         self.allow_pickle = allow_pickle
         self.content = content
@@ -178,6 +198,10 @@ class _Planner:
             if position:
                 self.plan.directories.append(level.parts)
             self.plan.nodes.append((level.node, level.parts))
+            self.plan.places[level.key] = level.parts
+            if id(level.node) in self.stacks:
+                self._write_rows(level)
+                continue
             values = {
                 name: self._value(encoded.values[i], name, level.key) for name, i in level.row["values"]
             }
@@ -215,7 +239,7 @@ class _Planner:
         if sidecar:
             self._text(parts, _file_names.VALUES, sidecar, key)
 
-    def _make_header(self, node: Node, row: dict[str, Any]) -> dict[str, Any]:
+    def _make_header(self, node: Node, row: JsonObject) -> JsonObject:
         """Return the fields of a node in the plain form, without its entries and values."""
         kind, meta = kinds.of(node), dict(row["meta"])
         if "_type" not in meta:
@@ -225,20 +249,47 @@ class _Planner:
         elif type(node) is not kind.type and "_class" in meta:
             meta["_type"] = str(type(node))
             meta["_class"] = kinds.name_class(type(node))
+        if self.rows is not None and self._has_one_values(row):
+            meta[_file_names.MAY_HAVE_ROWS] = True
         if not self.robust_key and any(_file_names.encode_key(name) != name for name, _ in row["entries"]):
             # Record that keys are not encoded: without files, a reader could not infer it.
             meta[_file_names.ROBUST_KEY] = False
         return meta
 
-    def _write_general(self, this: _Level, values: dict[str, _Value]) -> None:
-        node, row, parts, key = this.node, this.row, this.parts, this.key
-        kind = kinds.of(node)
-        level: dict[str, object] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
+    def _start_general(self, this: _Level, version: int) -> JsonObject:
+        """Return the fields of a node in the general form, without its entries, members and values."""
+        node, row, kind = this.node, this.row, kinds.of(this.node)
+        level: JsonObject = {"_type": f"td:{kind.tag}", "_format_version": version, "kind": kind.tag}
         if type(node) is not kind.type:
             level["class"] = kinds.name_class(type(node))
         if "from" in row:
             level["provider"] = row["from"]
         level["meta"] = row["meta"]
+        return level
+
+    def _has_one_values(self, row: JsonObject) -> bool:
+        """Return True if a child is one value for a batch; it becomes a stack when a part of the batch is written."""
+        nodes = ((self.encoded.objects[ref], ref) for _, ref in row["entries"] if isinstance(ref, int))
+        return any(
+            self.encoded.nodes[ref]["values"] and node.batch_size and id(node) not in self.stacks
+            for node, ref in nodes
+        )
+
+    def _write_rows(self, this: _Level) -> None:
+        """Plan the files of a stack of values by rows; the slots have the part of its header that is one per value."""
+        assert self.rows is not None
+        level = self._start_general(this, ROWS_VERSION)
+        if "joints" in level["meta"]:
+            level["meta"]["joints"] = {**level["meta"]["joints"], "ones": None}
+        files = self.stacks[id(this.node)]
+        level.update(entries=[], members=[], values={"data": describe_rows(self.rows, len(files[1]))})
+        self._text(this.parts, _file_names.META, level, this.key)
+        for name, content in zip(list_row_files(self.rows), files, strict=True):
+            self.plan.texts.append((this.parts, name, content))
+
+    def _write_general(self, this: _Level, values: dict[str, _Value]) -> None:
+        node, row, parts, key = this.node, this.row, this.parts, this.key
+        level = self._start_general(this, VERSION)
         taken = set(_file_names.RESERVED_STEMS)
         stems = {
             name: self._free_stem(name, position, self._get_child(ref), taken)
@@ -262,7 +313,7 @@ class _Planner:
 
     def _entries(
         self, this: _Level, stems: dict[str, str], above: torch.Size, names: list[str | None] | None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Plan the leaves of a node and the directories of its child nodes. Return the metadata of each entry."""
         entries: dict[str, object] = {}
         for name, ref in this.row["entries"]:
@@ -282,18 +333,17 @@ class _Planner:
             below.parts, below.above = (*this.parts, name), above
         return entries
 
-    def _convert(self, node: Node, record: Record, above: dict[str, Any]) -> Record | None:
+    def _convert(self, node: Node, record: Record, above: JsonObject) -> Record | None:
         """Split the values of a node; return None if the plain form cannot store it so that tensordict reads it correctly."""
+        if self._encode_rows(node, record):
+            return None
         values = {name: _split(value) for name, value in record.values.items()}
         if OUTER in values or any(
             value.types not in (None, CLASS) and not is_readable(value.types) for value in values.values()
         ):
             return None
-        if "stack_dim" in record.meta and "data" in values:
-            # tensordict infers the batch size from the nesting of the lists, which empty lists do not show.
-            size = node.batch_size
-            if count_list_dims(values["data"].plain) != len(size) or 0 in size[1:]:
-                return None
+        if "stack_dim" in record.meta and "data" in values and _hides_size(node.batch_size, values["data"]):
+            return None
         own = {"shape", "device", "_type", *record.meta} - {"_class", "_format_version"}
         if not own.isdisjoint(record.entries) or (
             "_names" in record.entries and "format" in above and above["meta"].get("_names") is not None
@@ -302,6 +352,14 @@ class _Planner:
         if not self._has_plain_files(record.entries):
             return None
         return Record(record.meta, record.entries, record.members, values) if values else record
+
+    def _encode_rows(self, node: Node, record: Record) -> bool:
+        """Encode the values of a stack by rows; return False if it is not a stack, or if only a pickle can store a value."""
+        if self.rows is None or "stack_dim" not in record.meta or "data" not in record.values:
+            return False
+        with suppress(CodecError):
+            self.stacks[id(node)] = _encode_rows(node)
+        return id(node) in self.stacks
 
     def _has_plain_files(self, entries: Mapping[str, object]) -> bool:
         """Return True if the plain form has files for all entries, with different names."""
@@ -328,7 +386,7 @@ class _Planner:
         taken.update(wanted)
         return stem
 
-    def leaf(self, leaf: Tensor, parts: Parts, stem: str, key: KeyPath) -> dict[str, Any]:
+    def leaf(self, leaf: Tensor, parts: Parts, stem: str, key: KeyPath) -> JsonObject:
         """Add the files of a leaf to the plan, and return its metadata."""
         check_storable(leaf, key, content=self.content)
         device = "cpu" if leaf.is_cpu else str(leaf.device)
@@ -413,6 +471,14 @@ class _Planner:
         return text
 
 
+def _encode_rows(node: Node) -> tuple[bytes, bytes]:
+    """Return the slots and the heap of a stack of values; raise CodecError if only a pickle could store one."""
+    record, encoder = kinds.of(node).record_of(node), RowEncoder()
+    ones = record.meta["joints"]["ones"] if "joints" in record.meta else None
+    slots = encoder.add(record.values["data"], None if ones is None else [not one for one in ones])
+    return slots.tobytes(), bytes(encoder.records)
+
+
 def list_file_names(child: object, stem: str) -> list[str]:
     """Return the names of the files of an entry that is not a jagged tensor."""
     if not isinstance(child, Tensor):
@@ -428,6 +494,11 @@ def count_list_dims(values: Any) -> int:
         depth += 1
         level = [value for item in level for value in item]
     return depth
+
+
+def _hides_size(size: torch.Size, value: _Value) -> bool:
+    """Return True if tensordict would infer another batch size from nested lists, as it does from empty ones."""
+    return count_list_dims(value.plain) != len(size) or 0 in size[1:]
 
 
 @dataclass(slots=True)
@@ -449,7 +520,7 @@ class _Value:
         return self.error is None and bool(self.types != CLASS)
 
 
-def _sort_values(values: Mapping[str, _Value]) -> tuple[dict[str, Any], ...]:
+def _sort_values(values: Mapping[str, _Value]) -> tuple[JsonObject, ...]:
     """Return the JSON values of the plain form, those that need types to be read back, the classes, and what it pickles."""
     plain, types, classes, pickled = {}, {}, {}, {}
     for name, value in values.items():

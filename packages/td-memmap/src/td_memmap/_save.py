@@ -66,7 +66,11 @@ def plan_save(tree: TensorCollection, options: MemmapOptions) -> tuple[Plan, Ten
     if not options.inplace:
         tree = copy_nodes(tree)
     plan = make_plan(
-        tree, robust_key=options.is_robust, allow_pickle=options.allow_pickle, content=not options.like
+        tree,
+        robust_key=options.is_robust,
+        allow_pickle=options.allow_pickle,
+        content=not options.like,
+        rows=options.rows,
     )
     return plan, tree
 
@@ -377,7 +381,13 @@ def finish(
         result = tree
     else:
         result = put_leaves(tree, mapped)
-    saved = MemmapBackend(prefix, options.is_robust, options.allow_pickle, options.share_non_tensor)
+    saved = MemmapBackend(
+        prefix,
+        options.is_robust,
+        options.allow_pickle,
+        options.share_non_tensor,
+        rows=options.rows is not None,
+    )
     return attach_backend(result, saved)
 
 

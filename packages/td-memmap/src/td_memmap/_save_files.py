@@ -115,9 +115,10 @@ def _has_entries(meta: dict[str, object]) -> bool:
 
 
 def _is_leaf_file(name: str, stems: set[str]) -> bool:
-    """Return True for a file of a leaf, and for one that an interrupted write left."""
+    """Return True for a file of a leaf or of values by rows, and for one that an interrupted write left."""
     cut = (name.removesuffix(ending) for ending in _LEAF_ENDINGS if name.endswith(ending))
-    return not stems.isdisjoint(cut) or _LITTER.fullmatch(name) is not None
+    left = _LITTER.fullmatch(name) is not None or _file_names.is_row_file(name)
+    return left or not stems.isdisjoint(cut)
 
 
 def _add_recorded(tree: FileTree, result: SaveFiles, recorded: Mapping[str, object]) -> None:

@@ -1,28 +1,31 @@
 """Write non-tensor values that are changed in place back to their save.
 
 A leaf shares the memory of its file. The values of a node are small files next to its ``meta.json``; each change
-rewrites them, with one rename for the metadata at the end.
+rewrites them, with one rename for the metadata at the end. Of values by rows, only those that change are written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 
 from td_core import split_value
 from td_core.errors import CodecError, StructureError
-from td_core.spi import Keeper, Node, set_module
+from td_core.spi import Keeper, Node, add_check_line, set_module
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree
 from ._load import LoadOptions, load_directory
-from ._meta import LIMIT, Location, read_level
-from ._plan import plan_values
+from ._meta import LIMIT, Level, Location, read_json, read_level
+from ._plan import JsonObject, plan_values
+from ._value_rows import SavedRows, list_row_files
 
 
 @set_module("td_memmap.memmap_pickles")
@@ -39,6 +42,7 @@ class ValueFile(Keeper):
             releases lack the last one.
         refused: why the values cannot be written; None if they can.
         seen: inode and time of the file that was last read or written.
+        rows: whether one value for a batch may become values by rows when a part of the batch is written.
     """
 
     path: str
@@ -48,6 +52,12 @@ class ValueFile(Keeper):
     folder: tuple[int | None, ...] | None = None
     refused: str | None = None
     seen: object = None
+    rows: bool = False
+
+    def __setstate__(self, state: tuple[object, JsonObject]) -> None:
+        # Pickles of older releases lack the last attribute.
+        for name, value in {"rows": False, **state[1]}.items():
+            setattr(self, name, value)
 
     def reload(self, node: Node, *, writes: bool = False) -> Node | None:
         """Reload the values if their file was replaced and they are ``shared`` or about to be written, else return None."""
@@ -80,24 +90,83 @@ class ValueFile(Keeper):
         """Lock the values against writes of other processes inside the ``with`` block."""
         self.check(node, ())
         with DirectoryTree.at_path(self.path) as tree, _fs.lock_directory(tree.root):
+            if tree.is_replaced():
+                raise self._stale_error(node)
             yield
+
+    def write_rows(
+        self,
+        node: Node,
+        places: Sequence[int],
+        values: Sequence[object],
+        separate: Sequence[bool] | None = None,
+    ) -> bool:
+        """Write the values at ``places`` if the save has values by rows. Return False if all values must be written."""
+        try:
+            with DirectoryTree.at_path(self.path) as tree:
+                saved = self._find_rows(tree, node)
+                if saved is None:
+                    return False
+                before = self._file()
+                if saved.write(places, values, separate):
+                    saved.replace(partial(self._replace_rows, tree))
+                # Processes that share the values compare the time of the metadata.
+                now = time.time_ns()
+                os.utime(_file_names.META, ns=(now, now), dir_fd=tree.root)
+        except CodecError as error:
+            if self.allow_pickle:
+                return False
+            raise self._codec_error(error) from error
+        if self.seen == before:
+            self.seen = self._file()
+        return True
+
+    def _find_rows(self, tree: DirectoryTree, node: Node) -> SavedRows | None:
+        """Return the values by rows in a directory; None if there are none, or not those of ``node``."""
+        level = self._read_level(tree)
+        value = level.values.get("data") if level.general else None
+        count = node.batch_size.numel()
+        if (
+            not isinstance(value, dict)
+            or "rows" not in value
+            or not (level.kind is not None and isinstance(node, level.kind.type))
+            or level.batch_size.numel() != count
+        ):
+            return None
+        return SavedRows(tree, count, value["rows"], value["heap"])
+
+    def _replace_rows(self, tree: DirectoryTree, described: dict[str, int]) -> None:
+        """Replace the metadata by one that names other files of the values."""
+        meta = read_json(tree, (), _file_names.META)
+        meta["values"]["data"] = described
+        tree.replace((), _file_names.META, add_check_line(json.dumps(meta).encode()))
+
+    def _read_level(self, tree: DirectoryTree) -> Level:
+        """Return the checked metadata of a directory."""
+        location = Location(tree.show((), _file_names.META), ())
+        content = tree.read((), _file_names.META, LIMIT)
+        return read_level(content, location, self.above, robust_key=True, strict=False)
 
     def write(self, node: Node) -> None:
         """Write the values of a node; the rename of the metadata comes last.
 
         Raises CodecError if a value cannot be stored, and StructureError if another node is saved there now.
         """
-        try:
-            texts: dict[str, Any] = plan_values(node, self.above, allow_pickle=self.allow_pickle)
-        except CodecError as error:
-            raise self._codec_error(error) from error
         with DirectoryTree.at_path(self.path) as tree:
-            location = Location(tree.show((), _file_names.META), ())
-            there = read_level(
-                tree.read((), _file_names.META, LIMIT), location, self.above, robust_key=True, strict=False
-            )
+            there = self._read_level(tree)
             if there.kind is None or not getattr(there.kind.type, "_is_value", False):
                 raise self._stale_error(node)
+            value = there.values.get("data") if there.general else None
+            number = value["rows"] + 1 if isinstance(value, dict) and "rows" in value else 0
+            try:
+                texts = plan_values(
+                    node,
+                    self.above,
+                    allow_pickle=self.allow_pickle,
+                    rows=number if number or self.rows else None,
+                )
+            except CodecError as error:
+                raise self._codec_error(error) from error
             meta = texts.pop(_file_names.META)
             for name, content in texts.items():
                 tree.replace((), name, content)
@@ -105,6 +174,8 @@ class ValueFile(Keeper):
             for name in _file_names.SIDECARS:
                 if name not in texts:
                     tree.remove((), name)
+            for name in list_row_files(number - 1) if number else ():
+                tree.remove((), name)
         self.seen = self._file()
 
     def of_each(self) -> ValueFile:

@@ -47,6 +47,7 @@ class SaveMixin(Core):
         checksums: bool = False,
         progress: Progress = False,
         allow_pickle: bool = False,
+        compatible: bool = False,
         format: str | None = None,
         **options: object,
     ) -> Self:
@@ -69,6 +70,7 @@ class SaveMixin(Core):
             checksums=checksums,
             progress=progress,
             allow_pickle=allow_pickle,
+            compatible=compatible,
         )
         return save_without_defaults(self, prefix, format, options, _DEFAULTS)
 

@@ -30,6 +30,7 @@ class DeclaredMethods:
         checksums: bool = False,
         progress: Progress = False,
         allow_pickle: bool = False,
+        compatible: bool = False,
     ) -> Self:
         """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files."""
     def memmap_(
@@ -47,6 +48,7 @@ class DeclaredMethods:
         checksums: bool = False,
         progress: Progress = False,
         allow_pickle: bool = False,
+        compatible: bool = False,
     ) -> Self:
         """Write every leaf to a file under ``prefix``, map it in place, and lock the collection."""
     def memmap_like(
@@ -63,6 +65,7 @@ class DeclaredMethods:
         durable: bool = False,
         progress: Progress = False,
         allow_pickle: bool = False,
+        compatible: bool = False,
     ) -> Self:
         """Return a mapped, locked collection of the same structure whose files are sparse zeros, to be filled."""
     @classmethod
