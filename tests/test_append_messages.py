@@ -91,10 +91,10 @@ CASES: list[tuple[Any, Any, str]] = [
 @pytest.mark.parametrize(("saved", "given", "message"), CASES)
 def test_append_other_value_error_names_both(saved: Any, given: Any, message: str, tmp_path: Path) -> None:
     rows = [TensorDict({"a": ONES, "v": each}, batch_size=[2]) for each in (saved, given)]
-    rows[0].memmap(tmp_path / "save", allow_pickle=True)
+    rows[0].memmap(tmp_path / "save", allow_pickle=True, compatible=True)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(AppendError, match=message):
-        append_memmap(tmp_path / "save", rows[1], allow_pickle=True)
+        append_memmap(tmp_path / "save", rows[1], allow_pickle=True, compatible=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -111,7 +111,8 @@ def test_memmap_value_loads_with_same_type(value: Any, place: Path) -> None:
 @pytest.mark.parametrize("value", [b"\x00", {1: "a"}, {1, 2}, 1j, np.arange(2)], ids=repr)
 def test_memmap_value_unsupported_by_tensordict_has_version_2(value: Any, tmp_path: Path) -> None:
     column = NonTensorStack(NonTensorData(value), NonTensorData("other"))
-    TensorDict({"v": NonTensorData(value, [2]), "column": column}, batch_size=[2]).memmap(tmp_path / "save")
+    data = TensorDict({"v": NonTensorData(value, [2]), "column": column}, batch_size=[2])
+    data.memmap(tmp_path / "save", compatible=True)
     for key in ("v", "column"):
         assert json.loads((tmp_path / "save" / key / "meta.json").read_text())["_format_version"] == 2
 
@@ -175,10 +176,16 @@ def test_memmap_shared_value_next_to_reserved_key_is_read(tmp_path: Path) -> Non
 def test_load_value_with_invalid_dim_names_raises(names: Any, tmp_path: Path) -> None:
     for value in (NonTensorData("x", batch_size=[2]), NonTensorStack("x", "y")):
         value.names = ["t"]
-        value.memmap(tmp_path / "save")
+        value.memmap(tmp_path / "save", compatible=True)
         (tmp_path / "save" / "%values.json").write_text(json.dumps({"batch_size": [2], "names": names}))
         with pytest.raises(FormatError, match=r"meta.json: .*(dim name|names|dims)"):
             TensorDict.load_memmap(tmp_path / "save")
+    value.memmap(tmp_path / "rows")
+    meta = json.loads((tmp_path / "rows" / "meta.json").read_text())
+    meta["meta"]["names"] = names
+    (tmp_path / "rows" / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(FormatError, match=r"meta.json: .*(dim name|names|dims)"):
+        TensorDict.load_memmap(tmp_path / "rows")
 
 
 def test_load_pytree_structure_does_not_unpickle(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,15 +475,15 @@ def test_append_different_value_raises(value: Any, others: list[Any], tmp_path: 
     td_memmap.append_memmap(tmp_path / "save", rows(value, 3), allow_pickle=True)
     for other in others:
         with pytest.raises(ValueError, match="the value of key 'v' must stay"):
-            td_memmap.append_memmap(tmp_path / "save", rows(other, 3), allow_pickle=True)
+            td_memmap.append_memmap(tmp_path / "save", rows(other, 3), allow_pickle=True, compatible=True)
     loaded = TensorDict.load_memmap(tmp_path / "save", allow_pickle=True)
     assert loaded.batch_size == (5,)
     assert loaded["v"] == value and type(loaded["v"]) is type(value)
     assert loaded["p"].x.shape == (5, 2)
     stack = TensorDict({"v": NonTensorStack(NonTensorData("a"))}, batch_size=[1])
-    stack.memmap(tmp_path / "stack")
+    stack.memmap(tmp_path / "stack", compatible=True)
     with pytest.raises(ValueError, match="key 'v' is of a kind that cannot grow"):
-        td_memmap.append_memmap(tmp_path / "stack", stack)
+        td_memmap.append_memmap(tmp_path / "stack", stack, compatible=True)
 
 
 @pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", (1, 2))])

@@ -13,12 +13,15 @@ import os
 import pickle
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from td_core import TensorCollection
-from td_core.errors import FormatError
-from td_core.spi import add_check_line, is_same_value, show_path
+import torch
+
+from td_core import TensorCollection, TensorDict, kinds
+from td_core.errors import CodecError, FormatError, StructureError
+from td_core.spi import RULES, add_check_line, is_same_value, show_path
 from td_store.files import Checksum
 
 from . import _file_names, _fs
@@ -26,6 +29,7 @@ from ._chunks import write_chunks
 from ._commit import Staging, lock_prefix
 from ._errors import AppendError
 from ._fs import DirectoryTree, Parts
+from ._grow_leaves import Growth, LeafGrowth, find_leaves, list_row_growth
 from ._load import LoadOptions, Node, Reader
 from ._manifest import read_file_chunks, read_manifest, verify_tree
 from ._meta import (
@@ -37,26 +41,31 @@ from ._meta import (
     read_if_there,
     read_node,
 )
-from ._plan import LeafFile, Plan, encode_node, make_plan
-
-#: Path of a leaf's file, the leaf's new rows, and the size of the saved elements in bytes.
-_Grown = tuple[Parts, LeafFile, int]
+from ._plan import GENERAL, JsonObject, KeyPath, Plan, encode_node, make_plan, plan_values
 
 
-def append_memmap(prefix: str | Path, rows: TensorCollection, *, allow_pickle: bool | None = None) -> None:
+def append_memmap(
+    prefix: str | Path,
+    rows: TensorCollection,
+    *,
+    allow_pickle: bool | None = None,
+    compatible: bool = False,
+) -> None:
     """Append rows to a saved directory, along the first batch dim.
 
     ``prefix`` is the root of a save, or a node below it whose parents have no batch dims.
 
-    Collections that are mapped already keep their rows. Non-tensor values must equal the saved ones, and dim names
-    are kept. Lazy stacks, stacks of values, nested tensors and nodes in the general form (of another package, or
-    with a key such as ``"shape"``) cannot grow. A save with checksums is read completely, to verify it and to
-    compute new checksums.
+    Collections that are mapped already keep their rows, and dim names are kept. Values that differ from row to row are
+    stored by rows: the first append that needs it rewrites those of a save that stores them otherwise, and the next ones
+    only add the new values. Lazy stacks, strided nested tensors, and nodes and values of other packages cannot grow. A
+    save with checksums is read completely, to verify it and to compute new checksums.
 
     Args:
         prefix: the directory.
         rows: a collection with the same structure, dtypes and shapes after the first dim.
         allow_pickle: whether saved values may be unpickled to compare them; None means False.
+        compatible: whether tensordict must read the save afterwards: a value then must equal the saved one, and stacks of
+            values cannot grow. True in programs that use td in place of tensordict.
 
     Raises:
         AppendError: the rows have another structure than the save, or it is an archive. Nothing was written.
@@ -78,7 +87,7 @@ def append_memmap(prefix: str | Path, rows: TensorCollection, *, allow_pickle: b
     _check_levels_match(_fs.resolve_path(path))
     # Without the lock, two appending processes would write their rows to the same bytes of a file.
     with lock_prefix(path), DirectoryTree.at_path(path) as tree:
-        _append(tree, rows, bool(allow_pickle))
+        _append(tree, rows, bool(allow_pickle), compatible or RULES.follows_tensordict)
 
 
 def _check_levels_match(path: str) -> None:
@@ -104,40 +113,51 @@ def _check_levels_match(path: str) -> None:
         _check_levels_match(above)
 
 
-def _append(tree: DirectoryTree, rows: TensorCollection, allow_pickle: bool) -> None:
-    reader = Reader(tree, LoadOptions(allow_pickle=allow_pickle))
+def _append(tree: DirectoryTree, rows: TensorCollection, allow_pickle: bool, compatible: bool) -> None:
+    reader = Reader(tree, LoadOptions(allow_pickle=allow_pickle, reads_rows=False))
     reader.read()
     if not rows.batch_size:
         raise AppendError(f"cannot append to {tree.path}: the rows have no batch dim")
-    planned = _Rows(make_plan(rows, robust_key=True, allow_pickle=True), rows.batch_size[0])
-    texts: dict[Parts, bytes] = {}
-    kept: list[Parts] = []
-    grown: list[_Grown] = []
-    for node in reader.nodes:
-        pair = _Pair(tree, node, planned)
-        texts.update(pair.make_texts())
-        kept += [place for place in pair.list_sidecars() if place not in texts]
-        for key, entry in node.leaves.items():
-            place = (*node.parts, entry.files[0] + ".memmap")
-            grown.append((place, pair.find_leaf_rows(key, entry), entry.nbytes))
-    _publish(tree, reader.nodes, texts, kept, grown)
+    planned = _Rows(make_plan(rows, robust_key=True, allow_pickle=True), rows.batch_size[0], compatible)
+    change = _Change()
+    with contextlib.ExitStack() as locks:
+        for node in reader.nodes:
+            _Pair(reader, node, planned, locks).plan(change)
+        _publish(tree, reader.nodes, change)
+
+
+@dataclass(slots=True)
+class _Change:
+    """What an append writes.
+
+    Attributes:
+        texts: new files of metadata and values by path, the root's metadata first.
+        kept: files of values that remain as they are.
+        grown: what is added to files.
+    """
+
+    texts: dict[Parts, bytes] = field(default_factory=dict)
+    kept: list[Parts] = field(default_factory=list)
+    grown: list[Growth] = field(default_factory=list)
 
 
 class _Rows:
-    """Planned files of the appended rows: leaf files, texts and nodes by path."""
+    """The appended rows: their leaves, nodes and planned texts by key path."""
 
-    def __init__(self, plan: Plan, count: int) -> None:
-        self.count = count
-        self.files = {file.path: file for file in plan.leaves}
+    def __init__(self, plan: Plan, count: int, compatible: bool) -> None:
+        self.count, self.compatible = count, compatible
+        self.leaves = find_leaves(plan)
+        self.places = plan.places
         self.texts = {(*parts, name): text for parts, name, text in plan.texts}
-        self.nodes = {parts: node for node, parts in plan.nodes}
+        nodes = {parts: node for node, parts in plan.nodes}
+        self.nodes = {key: nodes[parts] for key, parts in plan.places.items()}
 
-    def show(self, place: Parts) -> str:
-        """Describe the node or leaf at a path, for error messages."""
-        node = self.nodes.get(place)
+    def show(self, key: KeyPath) -> str:
+        """Describe the node or leaf at a key path, for error messages."""
+        node = self.nodes.get(key)
         if node is not None:
             return _show(type(node).__name__, encode_node(node).values)
-        return "a tensor" if place and (*place[:-1], f"{place[-1]}.memmap") in self.files else "nothing"
+        return "a tensor" if key in self.leaves else "nothing"
 
 
 class _Pair:
@@ -145,31 +165,74 @@ class _Pair:
 
     Attributes:
         where: the key path of the node, for messages.
-        place: path of the node in the plan of the rows, where keys are always encoded.
+        given: the node of the rows; None if they have none there.
     """
 
-    def __init__(self, tree: DirectoryTree, node: Node, rows: _Rows) -> None:
-        self.tree, self.node, self.rows = tree, node, rows
+    def __init__(self, reader: Reader, node: Node, rows: _Rows, locks: contextlib.ExitStack) -> None:
+        self.reader, self.tree, self.node, self.rows, self.locks = reader, reader.tree, node, rows, locks
         self.where = show_path(node.key)
-        self.place = tuple(map(_file_names.encode_key, node.key))
+        self.given = rows.nodes.get(node.key)
 
-    def make_texts(self) -> dict[Parts, bytes]:
-        """Check that the rows match the node, and return its metadata files with the new number of rows."""
-        level, (meta, right) = self.node.level, self._read_texts(_file_names.META)
-        if not right:
+    def plan(self, change: _Change) -> None:
+        """Check that the rows match the node, and add its files with the new rows to ``change``."""
+        if self.given is None:
             raise self._make_error(f"{self.where} is {self._show()}, the rows have {self._show_rows()} there")
-        if level.general or (not level.sized and ("stack_dim" in meta or is_view(meta))):
+        level = self.node.level
+        if any("rows" in value for value in level.values.values() if level.general):
+            self._grow_rows(change)
+        elif level.sized and (not level.general or level.kind is kinds.of(TensorDict)):
+            self._grow_sizes(change)
+        elif not self._becomes_rows():
+            self._grow_values(change)
+        else:
+            self._convert_to_rows(change)
+
+    def _grow_sizes(self, change: _Change) -> None:
+        """Add the number of rows to the sizes in the metadata of a plain collection, and the rows of its leaves."""
+        level, count = self.node.level, self.rows.count
+        (meta, right), general = self._read_texts(_file_names.META), level.general
+        other, keys = _read_sizes(right), set(level.keys)
+        if other is None:
+            raise self._make_error(
+                f"{self.where} is a plain collection, the rows have {self._show_rows()} there"
+            )
+        if keys != other[0]:
+            raise self._make_error(
+                f"{self.where} has the keys {sorted(keys)}, the rows have {sorted(other[0])}"
+            )
+        size = list(level.batch_size)
+        if not size or other[1] != [count, *size[1:]]:
+            raise self._make_error(f"{self.where} has the batch size {size}, the rows have {other[1]}")
+        if size[0] + count >= 1 << 63:
+            raise self._make_error(
+                f"{self.where} has {size[0]} rows, and {count} more are more than a tensor can have"
+            )
+        (meta["meta"]["batch_size"] if general else meta["shape"])[0] += count
+        entries = dict(meta["entries"]) if general else meta
+        for key, entry in self.node.leaves.items():
+            change.grown += self._list_leaf_files(key, entry, entries[key])
+        self._add_text(change, _file_names.META, meta)
+
+    def _list_leaf_files(self, key: str, entry: LeafEntry, meta: JsonObject) -> list[Growth]:
+        path = (*self.node.key, key)
+        leaf = self.rows.leaves.get(path)
+        if leaf is None:
+            raise AppendError(
+                f"cannot append to {show_path(path)}: it is a tensor, the rows have {self.rows.show(path)} there"
+            )
+        return LeafGrowth(self.tree, self.node.parts, path, entry).list_files(leaf, meta)
+
+    def _grow_values(self, change: _Change) -> None:
+        """Check that the values of a node are those of the rows; only the batch size of a value changes."""
+        level, (meta, right) = self.node.level, self._read_texts(_file_names.META)
+        if level.general or "stack_dim" in meta or is_view(meta):
             raise self._make_error(
                 f"{self.where} is of a kind that cannot grow; load the save, join it with the rows, and save that"
             )
-        sidecar, other = ({}, {}) if level.sized else self._read_texts(_file_names.VALUES)
-        if level.sized:
-            self._grow_sizes(meta, right)
-        else:
-            self._check_values(
-                {**meta, "types": sidecar.get("values")}, {**right, "types": other.get("values")}
-            )
-        texts = {(*self.node.parts, _file_names.META): add_check_line(json.dumps(meta).encode())}
+        sidecar, other = self._read_texts(_file_names.VALUES)
+        if not self._has_equal_values(meta, right, sidecar, other):
+            raise self._make_value_error()
+        self._add_text(change, _file_names.META, meta)
         size, added = sidecar.get("batch_size"), other.get("batch_size")
         if size or added:  # a value has a separate batch size
             if not size or not added or size[1:] != added[1:]:
@@ -178,79 +241,85 @@ class _Pair:
                     f"{added or 'that of theirs'}"
                 )
             sidecar["batch_size"] = [size[0] + self.rows.count, *size[1:]]
-            texts |= {(*self.node.parts, _file_names.VALUES): add_check_line(json.dumps(sidecar).encode())}
-        return texts
+            self._add_text(change, _file_names.VALUES, sidecar)
+        places = [(*self.node.parts, name) for name in _file_names.SIDECARS]
+        change.kept += [
+            place for place in places if place not in change.texts and self.tree.stat_path(place) is not None
+        ]
 
-    def _read_texts(self, name: str) -> list[Any]:
-        """Return the parsed file of the save, and the planned one of the rows; {} for one that is missing."""
-        texts = read_if_there(self.tree, self.node.parts, name), self.rows.texts.get((*self.place, name))
-        return [parse_json(text, name) if text else {} for text in texts]
-
-    def _grow_sizes(self, meta: Any, right: dict[str, Any]) -> None:
-        """Add the number of rows to the sizes in the metadata of a plain collection."""
-        level, count = self.node.level, self.rows.count
-        if not isinstance(right.get("shape"), list):
-            raise self._make_error(
-                f"{self.where} is a plain collection, the rows have {self._show_rows()} there"
-            )
-        keys, other = set(level.keys), {name for name, entry in right.items() if isinstance(entry, dict)}
-        if keys != other:
-            raise self._make_error(f"{self.where} has the keys {sorted(keys)}, the rows have {sorted(other)}")
-        size = list(level.batch_size)
-        if not size or right["shape"] != [count, *size[1:]]:
-            raise self._make_error(f"{self.where} has the batch size {size}, the rows have {right['shape']}")
-        if size[0] + count >= 1 << 63:
-            raise self._make_error(
-                f"{self.where} has {size[0]} rows, and {count} more are more than a tensor can have"
-            )
-        for entry in (meta, *(meta[name] for name in self.node.leaves)):
-            entry["shape"][0] += count
-
-    def _check_values(self, left: dict[str, Any], right: dict[str, Any]) -> None:
-        """Raise AppendError if the non-tensor values of the rows differ from the saved values."""
-        pickled = self.rows.texts.get((*self.place, _file_names.PICKLE))
+    def _has_equal_values(
+        self, meta: JsonObject, right: JsonObject, sidecar: JsonObject, other: JsonObject
+    ) -> bool:
+        """Return True if the non-tensor values of the rows equal the saved values."""
+        left = {**meta, "types": sidecar.get("values")}
+        right = {**right, "types": other.get("values")}
+        pickled = self.rows.texts.get((*self.rows.places[self.node.key], _file_names.PICKLE))
         saved = self.node.values or {}
         if pickled != read_if_there(self.tree, self.node.parts, _file_names.PICKLE):
             # Equal values can have different pickles, so compare the values. The pickle of the rows was made by this
             # call, so it is safe to load; the saved pickle was loaded only with allow_pickle=True.
             left, right = {**saved, **left}, {**(pickle.loads(pickled) if pickled else {}), **right}
         names = {*left, *right} - {"_metadata", "_is_non_tensor"}
-        if all(is_same_value(left.get(name), right.get(name)) for name in names):
-            return
-        given = self.rows.nodes[self.place]
-        values = encode_node(given).values
+        return all(is_same_value(left.get(name), right.get(name)) for name in names)
+
+    def _becomes_rows(self) -> bool:
+        """Return True if the node has values which, with those of the rows, must be stored by rows."""
+        meta, right = self._read_texts(_file_names.META)
+        if self.rows.compatible or self.given is None or self.node.members:
+            return False
+        if "data" not in (self.node.values or {}) or not _has_values(self.given):
+            return False
+        general = self.node.level.general or right.get("_format_version") in GENERAL
+        if general or "stack_dim" in meta or "stack_dim" in right:
+            return True
+        sidecar, other = self._read_texts(_file_names.VALUES)
+        return not self._has_equal_values(meta, right, sidecar, other)
+
+    def _convert_to_rows(self, change: _Change) -> None:
+        """Join the values of a node with those of the rows, and plan the files of all values by rows."""
+        parts: list[Any] = [self.reader.build(self.node), self.given]
+        try:
+            joined: Any = torch.cat(parts)
+            texts = plan_values(joined, torch.Size(), allow_pickle=False, rows=0)
+        except (StructureError, CodecError) as error:
+            raise self._make_value_error(f": {error}") from error
+        change.texts.update({(*self.node.parts, name): text for name, text in texts.items()})
+
+    def _grow_rows(self, change: _Change) -> None:
+        """Add the values of the rows to saved values by rows."""
+        given, size = self.given, self.node.level.batch_size
+        if given is None or not _has_values(given) or given.batch_size[1:] != size[1:]:
+            raise self._make_error(
+                f"{self.where} has one value for each element of {list(size)}, the rows have {self._show_rows()} there"
+            )
+        # Without the lock, a process that writes a value at the same time would write it to the same bytes.
+        folder = self.tree.reopen(self.node.parts)
+        self.locks.callback(_fs.close, folder)
+        self.locks.enter_context(_fs.lock_directory(folder))
+        meta, _ = self._read_texts(_file_names.META)
+        change.grown += list_row_growth(self.tree, self.node.parts, self.node.key, meta, given, size.numel())
+        self._add_text(change, _file_names.META, meta)
+
+    def _add_text(self, change: _Change, name: str, content: object) -> None:
+        place = (*self.node.parts, name)
+        change.texts[place] = add_check_line(json.dumps(content).encode())
+
+    def _read_texts(self, name: str) -> list[JsonObject]:
+        """Return the parsed file of the save, and the planned one of the rows; {} for one that is missing."""
+        place = (*self.rows.places[self.node.key], name)
+        texts = read_if_there(self.tree, self.node.parts, name), self.rows.texts.get(place)
+        return [parse_json(text, name) if text else {} for text in texts]
+
+    def _make_value_error(self, why: str = "") -> AppendError:
+        given, saved = self.given, self.node.values or {}
+        values = {} if given is None else encode_node(given).values
         if self._get_class() == type(given).__name__ and "data" in saved:
             shown = _shorten_text(saved["data"]), _shorten_text(values.get("data"))
         else:
             shown = self._show(), self._show_rows()
-        raise self._make_error(
-            f"the value of {self.where} must stay; it is {shown[0]}, the rows have {shown[1]}"
+        return self._make_error(
+            f"the value of {self.where} must stay; it is {shown[0]}, the rows have {shown[1]}{why}"
         )
-
-    def find_leaf_rows(self, key: str, entry: LeafEntry) -> LeafFile:
-        """Return the file with the rows of a leaf, or raise AppendError if they do not fit it."""
-        what, place = f"cannot append to {show_path((*self.node.key, key))}: ", _file_names.encode_key(key)
-        file = self.rows.files.get((*self.place, f"{place}.memmap"))
-        if file is None:
-            raise AppendError(
-                f"{what}it is a tensor, the rows have {self.rows.show((*self.place, place))} there"
-            )
-        tensor = file.tensor
-        if entry.nested or entry.jagged is not None or tensor.is_nested:
-            raise AppendError(f"{what}nested tensors cannot grow")
-        if tensor.dtype != entry.dtype or tensor.shape[1:] != entry.shape[1:]:
-            raise AppendError(
-                f"{what}it has the shape {list(entry.shape)} of {entry.dtype}, the rows have {list(tensor.shape)} of "
-                f"{tensor.dtype}"
-            )
-        return file
-
-    def list_sidecars(self) -> list[Parts]:
-        """Return the files of a value next to its metadata."""
-        names = () if self.node.level.sized else _file_names.SIDECARS
-        return [
-            (*self.node.parts, name) for name in names if self.tree.stat(self.node.parts, name) is not None
-        ]
 
     def _get_class(self) -> str:
         level = self.node.level
@@ -260,10 +329,25 @@ class _Pair:
         return _show(self._get_class(), self.node.values or {})
 
     def _show_rows(self) -> str:
-        return self.rows.show(self.place)
+        return self.rows.show(self.node.key)
 
     def _make_error(self, what: str) -> AppendError:
         return AppendError(f"cannot append to {self.tree.path}: {what}")
+
+
+def _has_values(node: Any) -> bool:
+    """Return True if a node has one value, or one for each element."""
+    record = encode_node(node)
+    return "data" in record.values and not record.members
+
+
+def _read_sizes(meta: JsonObject) -> tuple[set[str], list[int]] | None:
+    """Return the keys and the batch size in the metadata of a dense collection; None for others."""
+    if isinstance(meta.get("shape"), list):
+        return {name for name, entry in meta.items() if isinstance(entry, dict)}, meta["shape"]
+    if meta.get("kind") != kinds.of(TensorDict).tag or "batch_size" not in meta["meta"]:
+        return None
+    return {name for name, _ in meta["entries"]}, meta["meta"]["batch_size"]
 
 
 def _show(cls: str, values: Mapping[str, object]) -> str:
@@ -287,14 +371,9 @@ def _read_verified_manifest(tree: DirectoryTree) -> Any:
     return manifest
 
 
-def _publish(
-    tree: DirectoryTree,
-    nodes: list[Node],
-    metas: dict[Parts, bytes],
-    sidecars: list[Parts],
-    grown: list[_Grown],
-) -> None:
-    places = [place for place, file, size in grown if size or file.nbytes]
+def _publish(tree: DirectoryTree, nodes: list[Node], change: _Change) -> None:
+    metas, sidecars = change.texts, change.kept
+    places = [growth.place for growth in change.grown if growth.has_file]
     manifest = _read_verified_manifest(tree)
     if manifest is not None:
         places.append((_file_names.MANIFEST,))
@@ -309,8 +388,8 @@ def _publish(
             staging.tree.link(tree, place, place)
         before: list[tuple[Parts, int]] = []
         try:
-            for place, file, size in grown:
-                _grow(tree, staging, place, file, size, before)
+            for growth in change.grown:
+                _grow(tree, staging, growth, before)
             for place, text in reversed(metas.items()):
                 if place != (_file_names.META,):
                     staging.tree.write(place[:-1], place[-1], text)
@@ -347,18 +426,12 @@ def _write_manifest(
     tree.write((), _file_names.MANIFEST, format_manifest(sizes, algorithm, hashes, texts))
 
 
-def _grow(
-    tree: DirectoryTree,
-    staging: Staging,
-    place: Parts,
-    file: LeafFile,
-    size: int,
-    before: list[tuple[Parts, int]],
-) -> None:
-    """Append rows to a leaf's file, or to a copy if the leaf is tied; add the old file length to ``before``."""
-    if not size and not file.nbytes:
+def _grow(tree: DirectoryTree, staging: Staging, growth: Growth, before: list[tuple[Parts, int]]) -> None:
+    """Append rows to a file, or to a copy if its leaf is tied; add the old file length to ``before``."""
+    if not growth.has_file:
         return
-    result = tree.stat_path(place) if size else None
+    place, start = growth.place, growth.start
+    result = tree.stat_path(place) if start else None
     # Copy a file with several hard links: appending to it would also grow the leaves that are tied to this leaf.
     own = result is not None and result.st_nlink == 1
     if result is not None and own:
@@ -367,11 +440,11 @@ def _grow(
     else:
         fd = staging.tree.create(place[:-1], place[-1])
     try:
-        if size and not own:
-            _copy(tree, place, size, fd)
-        write_chunks(fd, file.tensor, size)
+        if start and not own:
+            _copy(tree, place, start, fd)
+        write_chunks(fd, growth.tensor, start)
     except OSError as error:
-        what = f"cannot append to {show_path(file.key)}, {file.nbytes} bytes"
+        what = f"cannot append to {show_path(growth.key)}, {growth.nbytes} bytes"
         raise _fs.add_path(error, what, tree.show(place)) from error
     finally:
         _fs.close(fd)

@@ -72,11 +72,18 @@ class DirectoryFormat(Serializer):
         # A directory of such a name belongs to another format, which has named it after a key.
         return any(status is not None and not stat.S_ISDIR(status.st_mode) for status in found)
 
-    def append(self, rows: Any, location: Any, *, allow_pickle: bool | None = None) -> None:  # type: ignore[override]
+    def append(  # type: ignore[override]
+        self,
+        rows: Any,
+        location: Any,
+        *,
+        allow_pickle: bool | None = None,
+        compatible: bool = False,
+    ) -> None:
         """Append rows to a saved directory; see ``td_memmap.append_memmap``."""
         from ._append import append_memmap
 
-        append_memmap(location, rows, allow_pickle=allow_pickle)
+        append_memmap(location, rows, allow_pickle=allow_pickle, compatible=compatible)
 
 
 def _load_memmap_as(cls: type, *args: Any, **options: Any) -> TensorCollection:
