@@ -138,7 +138,7 @@ def test_tensordict_reads_random_save_of_td(spec: Any, tmp_path_factory: pytest.
     folder = tmp_path_factory.mktemp("ours")
     tree = Make(td_core)(spec)
     for name in ("directory", "archive.tdz"):
-        tree.memmap(folder / name)
+        tree.memmap(folder / name, compatible=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = tensordict.TensorDict.load_memmap(folder / name)
@@ -163,6 +163,7 @@ UNSUPPORTED = {
     "a key that the metadata needs": lambda: td_core.TensorDict({"shape": torch.ones(1)}),
     "a long key": lambda: td_core.TensorDict({"k" * 1000: torch.ones(1)}),
     "bytes": lambda: td_core.TensorDict({"a": b"bytes"}),
+    "one value for each row": lambda: td_core.TensorDict({"a": ["x", "y"]}, [2]),
     "equally long lists": lambda: Make(td_core)(
         ("dict", {"v": ("values", [[1, 2], [3, 4]], ())}, (2,), None)
     ),
@@ -180,6 +181,19 @@ def test_unsupported_save_raises_in_tensordict_and_loads_in_td(make: Any, tmp_pa
         tensordict.TensorDict.load_memmap(tmp_path / "save")
     loaded = td_core.TensorDict.load_memmap(tmp_path / "save")
     assert list(loaded.keys()) == list(tree.keys())
+
+
+@pytest.mark.parametrize("convert", [False, True])
+def test_tensordict_reads_saves_of_one_value_until_a_part_is_written(convert: bool, tmp_path: Path) -> None:
+    row = td_core.TensorDict({"x": torch.zeros(2), "name": "a"})
+    data = row.expand(3).memmap_like(tmp_path / "save", compatible=convert)
+    assert describe(tensordict.TensorDict.load_memmap(tmp_path / "save")) == describe(data)
+    data[1] = td_core.TensorDict({"x": torch.ones(2), "name": "b"})
+    if not convert:
+        with pytest.raises(RuntimeError, match="version"):
+            tensordict.TensorDict.load_memmap(tmp_path / "save")
+        data = data.clone().memmap(tmp_path / "save", compatible=True)
+    assert describe(tensordict.TensorDict.load_memmap(tmp_path / "save")) == describe(data)
 
 
 def test_save_to_prefix_of_other_library_replaces_it(tmp_path: Path) -> None:
