@@ -15,8 +15,18 @@ import torch
 
 from td_core import TensorDict, lazy_stack
 from td_core.errors import CodecError, FormatError, StructureError
+from td_core.spi import RULES
 from td_core.testing import assert_same
-from td_memmap import PickleRefusedError, _fs, inspect, pack_memmap, unpack_memmap, verify
+from td_memmap import (
+    AppendError,
+    PickleRefusedError,
+    _fs,
+    append_memmap,
+    inspect,
+    pack_memmap,
+    unpack_memmap,
+    verify,
+)
 from td_memmap import _value_rows as value_rows
 
 td_tensorclass: Any = pytest.importorskip("td_tensorclass")
@@ -74,6 +84,22 @@ def test_memmap_column_writes_listed_files(compatible: bool, prefix: Path, list_
     assert contents == ([] if compatible else [b"sa", b"sb"])
     shown = inspect(prefix).children["n"].children["name"]
     assert (shown.kind, shown.nbytes) == ("NonTensorStack", 0 if compatible else 16 + len(heap))
+
+
+def test_memmap_in_place_of_tensordict_writes_its_layout(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch, list_files: Any
+) -> None:
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    data = make_rows(["a", "b"])
+    data.memmap(prefix)
+    write: Any = load(prefix)
+    write.set_at_(("n", "name"), "c", 0)
+    buffer: Any = TensorDict({"name": "a"}).expand(2).memmap_like(prefix / "like")
+    buffer[1] = TensorDict({"name": "b"})
+    with pytest.raises(AppendError, match="is of a kind that cannot grow"):
+        append_memmap(prefix, data)
+    assert not [name for name in list_files(prefix) if "%rows" in name]
+    assert load(prefix)["n", "name"] == ["c", "b"] and load(prefix / "like")["name"] == ["a", "b"]
 
 
 def test_memmap_names_and_dims_load_equal(prefix: Path) -> None:
