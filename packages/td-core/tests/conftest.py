@@ -13,6 +13,7 @@ from td_core import Layout, LazyStackedTensorDict, Record, TensorDict, kinds, la
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
 from td_core._formats.serializers import SERIALIZERS
+from td_core._formats.stores import STORES
 from td_core._tree.coerce import COERCERS
 from td_core.plugins.siblings import SiblingMethods
 from td_core.spi import is_stored
@@ -197,6 +198,7 @@ def copy_registries() -> Callable[[], tuple[Any, ...]]:
             dict(VALUES.by_type),
             dict(VALUES.written),
             dict(COERCERS._by_type),
+            dict(STORES._by_scheme),
             {name: value for name, value in vars(SiblingMethods).items() if not name.startswith("__")},
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, Union
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Union
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ __all__ = [
     "Names",
     "NestedKey",
     "NoDefault",
+    "ObjectInfo",
+    "ObjectStore",
     "Progress",
+    "Range",
     "Source",
     "SourceIndex",
 ]
@@ -137,3 +140,83 @@ class Source(Protocol):
 
     def flush(self) -> None:
         """Return when everything that was written is in the store."""
+
+
+class ObjectInfo(NamedTuple):
+    """Name, size and stamp of an object in an :class:`ObjectStore`.
+
+    Attributes:
+        name: the name of the object below the location of the store.
+        size: its size in bytes.
+        stamp: a string that differs after each write of the object, such as its ETag, generation or version.
+
+    >>> ObjectInfo("a/meta.json", 120, "v1").size
+    120
+    """
+
+    name: str
+    size: int
+    stamp: str
+
+
+class Range(NamedTuple):
+    """Bytes of an object in an :class:`ObjectStore`, as a slice selects them from its content.
+
+    Attributes:
+        name: the name of the object.
+        start: the first byte; a negative number counts from the end.
+        stop: the end, which is not read; None is the end of the object.
+        stamp: the stamp that the object must have, or None for any.
+
+    >>> Range("a.bin", -8).stop is None
+    True
+    """
+
+    name: str
+    start: int
+    stop: int | None = None
+    stamp: str | None = None
+
+
+class ObjectStore(Protocol):
+    """Objects of bytes by name, below one location: a bucket, a server, a data base.
+
+    A format is given a store in place of a URL. The name ``""`` is the location itself: it is an object if the location is one
+    file, and is missing if the location is a tree of objects. Several threads may call a store at the same time. A pickled
+    store connects anew; after a fork, a store must not use what the parent process has opened.
+
+    Each error is an OSError or a :class:`~td_core.TensorDictError`. It names the location and the object, and has the error of a
+    library as its cause. The method ``path(name)`` is optional: it returns the ``Path`` of an object that is a local file, or
+    None. ``td_store.testing`` has ``ObjectStoreTests``, a suite for a store, and ``MemoryStore``, which is one.
+
+    Attributes:
+        where: the location for messages: a URL without user, password and query.
+    """
+
+    where: str
+
+    def stat(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+        """Return a description of each object, None for one that is missing."""
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """Return exactly the bytes of each range; the store decides how many requests it sends at the same time.
+
+        Raises:
+            FileNotFoundError: an object is missing.
+            FormatError: an object is shorter than a range ("truncated"), or its stamp is another one ("replaced").
+        """
+
+    def write(self, name: str, content: Iterable[object], *, create: bool = False) -> ObjectInfo:
+        """Write an object from buffers of bytes, one after the other: readers see it complete, or as it was before.
+
+        That includes an error that ``content`` raises, and the death of the process.
+
+        Raises:
+            FileExistsError: ``create`` is True, and the object exists.
+        """
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects whose names begin with ``prefix``."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove objects; one that is missing is not an error."""

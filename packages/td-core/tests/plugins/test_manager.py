@@ -28,11 +28,12 @@ from td_core import (
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
 from td_core._formats.serializers import SERIALIZERS
+from td_core._formats.stores import STORES
 from td_core.errors import PluginError
 from td_core.plugins.manager import PluginRecord, Selection, installed
 from td_core.plugins.siblings import SiblingMethods
 
-HOOKS = {"td_node_kinds", "td_methods", "td_serializers", "td_coercers"}
+HOOKS = {"td_node_kinds", "td_methods", "td_serializers", "td_coercers", "td_stores"}
 
 
 class Foreign(TensorDict):
@@ -82,6 +83,10 @@ def make_coercer(cls: type = Other) -> Coercer:
     return Coercer((cls,), lambda value, batch_size, device: torch.zeros(batch_size))
 
 
+def open_test(url: str, options: Any) -> Any:
+    return url, options
+
+
 def shine(self: TensorDict, times: int = 1) -> str:
     """Shine."""
     return "*" * times
@@ -120,6 +125,7 @@ ALL = {
     "td_methods": Methods,
     "td_serializers": [Text(), make_leaf_serializer()],
     "td_coercers": (make_coercer(),),
+    "td_stores": {"test": open_test, "test+2": open_test},
 }
 
 
@@ -139,6 +145,7 @@ def test_installed_all_hooks_adds_and_removes_everything(
         assert KINDS.of(Foreign()).tag == "test.Foreign"
         assert "test-text" in SERIALIZERS
         assert VALUES.by_type[Other].tag == "test.Other"
+        assert STORES.open("TEST+2://a", {"b": 1}) == ("TEST+2://a", {"b": 1})
     assert copy_registries() == before
     assert not hasattr(TensorDict(), "shine")
 
@@ -155,7 +162,7 @@ def test_register_empty_hook_result_adds_nothing(
     hook: str, copy_registries: Callable[[], tuple[Any, ...]]
 ) -> None:
     before = copy_registries()
-    with installed(make_plugin(**{hook: {} if hook == "td_methods" else []})) as record:
+    with installed(make_plugin(**{hook: {} if hook in ("td_methods", "td_stores") else []})) as record:
         assert record.hooks == (hook,)
         assert copy_registries() == before
 
@@ -231,6 +238,12 @@ REFUSED = [
         ("td_coercers", [Coercer((Other, cls), shine)], f"values of {cls!r} become entries without a coercer")
         for cls in (torch.Tensor, np.ndarray, dict, list, int, np.number, Mapping, TensorDict)
     ),
+    ("td_stores", [open_test], "expected a mapping of schemes to functions, got a list"),
+    ("td_stores", {"S3": open_test}, "two or more letters in lower case, and not 'file'; got 'S3'"),
+    ("td_stores", {"c": open_test}, "two or more letters in lower case, and not 'file'; got 'c'"),
+    ("td_stores", {"file": open_test}, "two or more letters in lower case, and not 'file'; got 'file'"),
+    ("td_stores", {3: open_test}, "two or more letters in lower case, and not 'file'; got 3"),
+    ("td_stores", {"test": None}, "opens the stores of the scheme 'test'; got None"),
     ("td_methods", {3: shine}, "the method name 3 is not a public Python identifier"),
     ("td_methods", {"class": shine}, "the method name 'class' is not a public Python identifier"),
     ("td_methods", [shine], "expected a class or a mapping of names to members, got a list"),
@@ -285,6 +298,7 @@ DUPLICATES = [
         "already have a serializer",
     ),
     ("td_coercers", [make_coercer()], "() -> Iterable[Coercer]", "Other'> already have a coercer"),
+    ("td_stores", {"test": open_test}, "() -> Mapping[str, StoreFactory]", "the scheme 'test' is taken by"),
 ]
 
 

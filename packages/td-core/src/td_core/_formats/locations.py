@@ -30,6 +30,10 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os,
 #: A URL, or a chain of URLs such as ``filecache::s3://bucket/x``. A scheme of one letter is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
 
+#: The user and password in a URL; and what follows the path.
+_USER = re.compile(r"://[^/?#]*@")
+_QUERY = re.compile(r"\?.*", re.DOTALL)
+
 
 def as_location(location: Location) -> Location:
     """Return a local path as a ``Path``, a URL as a ``str``, and any other object unchanged."""
@@ -47,6 +51,15 @@ def get_scheme(url: str) -> str | None:
     """Return the scheme of a URL in lower case, or None for a path."""
     match = _URL.match(url)
     return None if match is None else match[1].lower()
+
+
+def hide_secrets(url: str) -> str:
+    """Return a URL for messages: without user, password and query.
+
+    >>> hide_secrets("https://ann:secret@host/x.zarr?token=secret")
+    'https://***@host/x.zarr'
+    """
+    return _QUERY.sub("", _USER.sub("://***@", url))
 
 
 def _read_file_url(url: str) -> Path:

@@ -14,6 +14,7 @@ import pluggy
 from .._encode.node_kinds import NodeKind
 from .._encode.value_types import LeafSerializer
 from .._formats.serializers import Serializer
+from .._formats.stores import StoreFactory
 from .._tree.coerce import Coercer
 
 hookspec = pluggy.HookspecMarker("td")
@@ -83,5 +84,26 @@ def td_coercers() -> Iterable[Coercer]:
 
     >>> from td_core import Coercer
     >>> sets = Coercer((frozenset,), lambda value, batch_size, device: torch.tensor(sorted(value)))
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def td_stores() -> Mapping[str, StoreFactory]:
+    """Return the functions that open the stores of URLs, by scheme.
+
+    A function takes a URL and the mapping ``storage_options`` of the operation, and returns an
+    :class:`~td_core.typing.ObjectStore` of the objects below it. td-core calls it once for each operation on a URL. A scheme
+    has lower case. It belongs to one plugin: if two plugins return the same scheme, the second one is refused, and
+    ``TD_PLUGINS`` selects the other one.
+
+    >>> from td_core.testing import installed
+    >>> class Shelf:
+    ...     @hookimpl
+    ...     def td_stores(self):
+    ...         return {"shelf": lambda url, options: options["books"]}
+    >>> with installed(Shelf()) as record:
+    ...     record.hooks
+    ('td_stores',)
     """
     raise NotImplementedError

@@ -25,6 +25,7 @@ import pluggy
 from .._encode.node_kinds import KINDS, NodeKind
 from .._encode.value_types import VALUES, LeafSerializer
 from .._formats.serializers import SERIALIZERS, Serializer
+from .._formats.stores import STORES
 from .._transforms.pytree import register_kind
 from .._tree.coerce import COERCERS, Coercer
 from ..errors import FIRST_PARTY, MissingPluginError, PluginError
@@ -344,11 +345,22 @@ def _coercers(results: list[object], _: PluginRecord) -> Iterator[Addition]:
         yield names, partial(COERCERS.add, coercer), partial(COERCERS.remove, coercer)
 
 
+def _stores(results: list[object], _: PluginRecord) -> Iterator[Addition]:
+    for result in results:
+        if not isinstance(result, Mapping):
+            raise PluginError(
+                f"expected a mapping of schemes to functions, got a {type(result).__name__}: {result!r}"
+            )
+        for scheme, factory in result.items():
+            yield (scheme,), partial(STORES.add, scheme, factory), partial(STORES.remove, scheme)
+
+
 _HOOKS: dict[str, Callable[[list[object], PluginRecord], Iterator[Addition]]] = {
     "td_node_kinds": _kinds,
     "td_methods": _methods,
     "td_serializers": _serializers,
     "td_coercers": _coercers,
+    "td_stores": _stores,
 }
 
 
