@@ -65,6 +65,7 @@ def from_arrow(
         FormatError: the table cannot be read; the message has the column.
         ValueError: a column has nulls, and ``nulls`` refuses them.
 
+    >>> import pyarrow
     >>> table = pyarrow.table({"x": [1, 2, None], "name": ["a", None, "c"]})
     >>> td = from_arrow(table, nulls={"x": -1, None: "fill"})
     >>> td["x"].tolist(), td["name"]
