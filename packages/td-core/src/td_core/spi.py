@@ -21,8 +21,8 @@ from ._encode.check_lines import add_check_line, compare_check_line
 from ._encode.node_kinds import as_named, user_class
 from ._encode.value_codec import is_readable, is_same_value, parse_json
 from ._formats.locations import check_mode
+from ._formats.saving import check_whole, save_together
 from ._formats.serializers import check_same_format
-from ._formats.shards import check_whole, save_together
 from ._kinds.parameters import list_unusual_roles, map_in_roles
 from ._kinds.wrapper import Wrapper
 from ._plans.index import plan_index

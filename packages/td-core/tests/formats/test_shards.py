@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from td_core import CodecError, TensorDict
-from td_core._formats.shards import check_whole, list_shards, save_together
+from td_core._formats.saving import check_whole, list_shards, save_together
 from td_core._kinds.checkpoint import load_into, make_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
