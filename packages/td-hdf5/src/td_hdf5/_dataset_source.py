@@ -87,7 +87,7 @@ class DatasetSource:
         """Whether the dataset was removed, so that the elements are in memory."""
         return self._kept is not None
 
-    def keep(self, dataset: Any) -> None:
+    def keep(self, dataset: h5py.h5d.DatasetID) -> None:
         """Read all elements, of a dataset whose link was removed: reads and writes stay in memory from now on."""
         whole = self._extend(tuple(slice(0, n, 1) for n in self.shape))
         with convert_errors(repr(self)):  # another collection can have replaced it by a smaller one
@@ -169,7 +169,7 @@ class DatasetSource:
             )
         return self._mapped[shared]
 
-    def _find(self, file: object) -> Any:
+    def _find(self, file: object) -> h5py.h5d.DatasetID:
         """Return the ``DatasetID``. Raise FormatError if it is missing, or has another shape or dtype."""
         if self._found is not None and self._found[0] is file and self._found[1] == self.file.structure:
             return self._found[2]
@@ -206,7 +206,7 @@ def as_signed(tensor: Tensor) -> Tensor:
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-def _read_dataset(dataset: Any, index: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+def _read_dataset(dataset: h5py.h5d.DatasetID, index: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
     dim = _find_vector(index)
     if dim is None:
         return as_signed(read_part(dataset, index, dtype))
@@ -222,7 +222,9 @@ def _read_dataset(dataset: Any, index: tuple[Any, ...], dtype: torch.dtype) -> T
     return found[0] if len(found) == 1 else torch.cat(found, dim)
 
 
-def _write_dataset(dataset: Any, index: tuple[Any, ...], value: Tensor, dtype: torch.dtype) -> None:
+def _write_dataset(
+    dataset: h5py.h5d.DatasetID, index: tuple[Any, ...], value: Tensor, dtype: torch.dtype
+) -> None:
     dim = _find_vector(index)
     if dim is None:
         write_part(dataset, value.view(dtype), index)
@@ -243,7 +245,7 @@ def _find_vector(index: tuple[object, ...]) -> int | None:
     return None
 
 
-def _get_chunk(dataset: Any) -> tuple[int, ...] | None:
+def _get_chunk(dataset: h5py.h5d.DatasetID) -> tuple[int, ...] | None:
     """Return the shape of the chunks of a dataset, or None."""
     creation = dataset.get_create_plist()
     return creation.get_chunk() if creation.get_layout() == h5py.h5d.CHUNKED else None

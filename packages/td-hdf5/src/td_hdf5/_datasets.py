@@ -73,7 +73,7 @@ def list_arrays(arrays: Mapping[str, Any]) -> dict[str, list[Any]]:
     }
 
 
-def create_file(path: str, access: Any) -> Any:
+def create_file(path: str, access: h5py.h5p.PropFAID) -> h5py.h5f.FileID:
     """Create an HDF5 file, or empty one that exists, and return its ``FileID``."""
     access.set_alignment(_ALIGNMENT, _ALIGNMENT)
     access.set_file_locking(False, True)  # the temporary file is locked already
@@ -82,7 +82,7 @@ def create_file(path: str, access: Any) -> Any:
     return h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access)
 
 
-def create_group(parent: object, name: str) -> Any:
+def create_group(parent: h5py.h5g.GroupID, name: str) -> h5py.h5g.GroupID:
     """Create a group that keeps the order of its links, and return its ``GroupID``."""
     creation = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
     creation.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
@@ -123,17 +123,17 @@ def choose_chunks(shape: Sequence[int], itemsize: int, chunks: Any) -> tuple[int
 
 
 def create_dataset(
-    parent: object,
+    parent: h5py.h5g.GroupID,
     name: str,
     array: Array,
     options: Mapping[str, object],
     *,
     names: Sequence[str | None] = (),
-) -> Any:
-    """Create a dataset, and return its ``DatasetID``.
+) -> h5py.h5d.DatasetID:
+    """Create a dataset.
 
     Args:
-        parent: ``GroupID`` or ``FileID``.
+        parent: the group or file.
         name: name of the link.
         array: dtype and shape.
         options: ``chunks``, as for :func:`choose_chunks`, and the filters of ``h5py.Group.create_dataset``. The first dim of a
@@ -170,7 +170,7 @@ def create_dataset(
     return dataset
 
 
-def write_part(dataset: Any, value: Tensor, part: Sequence[slice] | None = None) -> None:
+def write_part(dataset: h5py.h5d.DatasetID, value: Tensor, part: Sequence[slice] | None = None) -> None:
     """Write a contiguous CPU tensor into a dataset, or into a part of it."""
     data = value.numpy()
     if part is None or not part:
@@ -181,7 +181,7 @@ def write_part(dataset: Any, value: Tensor, part: Sequence[slice] | None = None)
     dataset.write(memory, space, data)
 
 
-def read_part(dataset: Any, part: Sequence[slice], dtype: torch.dtype) -> Tensor:
+def read_part(dataset: h5py.h5d.DatasetID, part: Sequence[slice], dtype: torch.dtype) -> Tensor:
     """Read a part of a dataset into a new tensor."""
     shape = [len(range(item.start, item.stop, item.step)) for item in part]
     result = torch.empty(shape, dtype=dtype)
@@ -194,7 +194,7 @@ def read_part(dataset: Any, part: Sequence[slice], dtype: torch.dtype) -> Tensor
 
 
 def read_positions(
-    dataset: Any, part: Sequence[slice], dim: int, positions: Tensor, dtype: torch.dtype
+    dataset: h5py.h5d.DatasetID, part: Sequence[slice], dim: int, positions: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Read a part of a dataset at increasing positions of one dim into a new tensor, each chunk once."""
     shape = [len(range(item.start, item.stop, item.step)) for item in part]
@@ -214,14 +214,14 @@ def read_positions(
     return result
 
 
-def _select(dataset: Any, part: Sequence[slice]) -> tuple[Any, Any]:
+def _select(dataset: h5py.h5d.DatasetID, part: Sequence[slice]) -> tuple[h5py.h5s.SpaceID, h5py.h5s.SpaceID]:
     counts = tuple(len(range(item.start, item.stop, item.step)) for item in part)
     space = dataset.get_space()
     space.select_hyperslab(tuple(item.start for item in part), counts, tuple(item.step for item in part))
     return h5py.h5s.create_simple(counts), space
 
 
-def read_whole(dataset: Any, target: Tensor) -> None:
+def read_whole(dataset: h5py.h5d.DatasetID, target: Tensor) -> None:
     """Read a dataset into a contiguous CPU tensor of its shape."""
     if target.numel():
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, target.numpy(), _TYPES[target.dtype])
@@ -229,8 +229,8 @@ def read_whole(dataset: Any, target: Tensor) -> None:
 
 def find_array(
     file: object, name: str, path: str, wanted: Array | None = None, home: object = None
-) -> tuple[Any, Array]:
-    """Return the ``DatasetID`` of a name, and its dtype and shape, which is faster if they are those of ``wanted``.
+) -> tuple[h5py.h5d.DatasetID, Array]:
+    """Return the dataset of a name, and its dtype and shape, which is faster if they are those of ``wanted``.
 
     ``home`` is the number of the file, if it is known.
 
@@ -254,7 +254,7 @@ def find_array(
     return dataset, wanted if wanted is not None and is_known else describe(dataset, name, path)
 
 
-def describe(dataset: Any, name: str, path: str) -> Array:
+def describe(dataset: h5py.h5d.DatasetID, name: str, path: str) -> Array:
     """Return dtype and shape of a dataset, the dtype in the byte order of this machine."""
     with convert_errors(f"{path}: the dataset {name!r}"):
         numpy, shape = dataset.dtype.newbyteorder("="), tuple(dataset.shape)
@@ -280,7 +280,7 @@ def get_file_number(item: object) -> Any:
     return h5py.h5g.get_objinfo(item, b".").fileno
 
 
-def find_elsewhere(dataset: Any, home: object) -> str | None:
+def find_elsewhere(dataset: h5py.h5d.DatasetID, home: object) -> str | None:
     """Return why the elements of a dataset are not in the file with the number ``home``, or None."""
     if (
         dataset.get_offset() is None
@@ -293,7 +293,7 @@ def find_elsewhere(dataset: Any, home: object) -> str | None:
     return None if get_file_number(dataset) == home else "a link leads to it in another file"
 
 
-def locate(dataset: Any, array: Array, size: int) -> int | None:
+def locate(dataset: h5py.h5d.DatasetID, array: Array, size: int) -> int | None:
     """Return the position in the file of the elements of a contiguous dataset, in the byte order of this machine; else None.
 
     ``size`` is the size of the file, beyond which no elements can lie.
@@ -308,7 +308,7 @@ def locate(dataset: Any, array: Array, size: int) -> int | None:
     return int(offset) if offset + array.nbytes <= size else None
 
 
-def describe_storage(dataset: Any) -> str:
+def describe_storage(dataset: h5py.h5d.DatasetID) -> str:
     """Return how the elements of a dataset are stored, for people."""
     creation = dataset.get_create_plist()
     layout = creation.get_layout()

@@ -93,7 +93,7 @@ def find_full_disk(error: BaseException, what: str) -> OSError | None:
     return None
 
 
-def flush_file(file: Any, path: str, size: int) -> None:
+def flush_file(file: h5py.h5f.FileID, path: str, size: int) -> None:
     """Write what HDF5 has cached of a file that had ``size`` bytes before; if the disk is full, an OSError comes before.
 
     HDF5 writes one part of its metadata after the other, so without space for all the file would be damaged.
@@ -107,7 +107,7 @@ def flush_file(file: Any, path: str, size: int) -> None:
         raise find_full_disk(error, path) or error from error
 
 
-def make_access() -> Any:
+def make_access() -> h5py.h5p.PropFAID:
     """Return the property list with which all files are opened and created."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     # Headers with checksums, which every release since 1.8 reads.
@@ -117,7 +117,7 @@ def make_access() -> Any:
     return access
 
 
-def open_by_path(path: str, *, write: bool = False) -> Any:
+def open_by_path(path: str, *, write: bool = False) -> h5py.h5f.FileID:
     """Open an HDF5 file, and return its ``FileID``. Wait a while if another program has it open for writing.
 
     Raises:
@@ -160,7 +160,7 @@ def _make_busy_error(path: str) -> BlockingIOError:
     )
 
 
-def close_file(file: Any) -> None:
+def close_file(file: h5py.h5f.FileID) -> None:
     """Close a file, with the datasets and groups that were opened through it: HDF5 would keep it open for them."""
     kinds = (h5py.h5f.OBJ_ALL & ~h5py.h5f.OBJ_FILE) | h5py.h5f.OBJ_LOCAL
     for item in h5py.h5f.get_obj_ids(file, kinds):
@@ -169,7 +169,7 @@ def close_file(file: Any) -> None:
     file.close()
 
 
-def discard_file(file: Any, fd: int) -> None:
+def discard_file(file: h5py.h5f.FileID, fd: int) -> None:
     """Close a file that HDF5 must not write, as another process has changed it or the disk is full: it writes another one."""
     with tempfile.TemporaryFile(buffering=0) as nowhere:
         os.dup2(nowhere.fileno(), fd, inheritable=False)
@@ -179,12 +179,12 @@ def discard_file(file: Any, fd: int) -> None:
             close_file(file)
 
 
-def is_mappable(file: Any) -> bool:
+def is_mappable(file: h5py.h5f.FileID) -> bool:
     """Return True if an open file is one in the file system, whose bytes are where HDF5 says."""
     return bool(file.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
-def map_anew(file: Any, path: str) -> torch.UntypedStorage | None:
+def map_anew(file: h5py.h5f.FileID, path: str) -> torch.UntypedStorage | None:
     """Map an open file privately, or return None if another one is at the path now."""
     fd = open_regular(path)  # a mapping of the descriptor of HDF5 would keep the lock of the file
     try:
@@ -195,7 +195,7 @@ def map_anew(file: Any, path: str) -> torch.UntypedStorage | None:
 
 
 @contextlib.contextmanager
-def open_path(path: str, *, write: bool = False, maps: bool = False) -> Iterator[Any]:
+def open_path(path: str, *, write: bool = False, maps: bool = False) -> Iterator[h5py.h5f.FileID]:
     """Lock the file that is at a path now, during a block, and pass its ``FileID``; arguments as for :meth:`StoreFile.use`."""
     with contextlib.ExitStack() as stack:
         for attempt in range(_ATTEMPTS):
@@ -291,7 +291,7 @@ class StoreFile:
         return self._file is not None
 
     @contextlib.contextmanager
-    def use(self, *, write: bool = False, maps: bool = False) -> Iterator[Any]:
+    def use(self, *, write: bool = False, maps: bool = False) -> Iterator[h5py.h5f.FileID]:
         """Lock the file during a block, and pass its ``FileID``, which has the content that other processes wrote.
 
         Args:

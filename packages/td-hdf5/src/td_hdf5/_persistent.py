@@ -120,7 +120,7 @@ class _Store(LiveStore):
             for source in change.release():
                 source.keep(links.find_dataset(source.name))
 
-    def _write_entry(self, file: Any, layout: Layout, group: str, links: Links) -> None:
+    def _write_entry(self, file: h5py.h5f.FileID, layout: Layout, group: str, links: Links) -> None:
         """Write the groups and datasets of an entry; the whole leaves of this file get another link."""
         links.added += [name for name, _ in layout.list_links()]
         write_arrays(file, layout, self.options, above=group, find_linked=partial(self._find_linked, links))
@@ -140,13 +140,13 @@ class _Store(LiveStore):
                 write_text_dataset(group, last, column, self.options)
         links.remove(known.keys() - list_texts(after.table).keys() - links.removed.keys())
 
-    def _find_linked(self, links: Links, leaf: object) -> Any:
+    def _find_linked(self, links: Links, leaf: object) -> h5py.h5d.DatasetID | None:
         """Return the dataset of a whole leaf of this file, or None."""
         if not isinstance(leaf, StoredTensor) or not self.can_link(leaf):
             return None
         return links.find_dataset(leaf.source.name)  # type: ignore[attr-defined]
 
-    def _write_facts(self, file: Any, before: Save, after: Save) -> None:
+    def _write_facts(self, file: h5py.h5f.FileID, before: Save, after: Save) -> None:
         """Write the metadata of the groups for which it has changed."""
         known = {row.get("group"): row["meta"] for row in before.table.nodes}
         for row in after.table.nodes:
@@ -486,9 +486,9 @@ class Links:
         removed: the objects of the removed links by name, open: HDF5 keeps them until they are closed.
     """
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: h5py.h5f.FileID) -> None:
         self.file, self.added = file, list[str]()
-        self.removed: dict[str, Any] = {}
+        self.removed: dict[str, h5py.h5g.GroupID | h5py.h5d.DatasetID] = {}
         self._root = h5py.h5g.open(file, b"/")
 
     def remove(self, names: Iterable[str]) -> None:
@@ -498,7 +498,7 @@ class Links:
                 self.removed[name] = h5py.h5o.open(self._root, name.encode())
                 self._root.unlink(name.encode())
 
-    def find_dataset(self, name: str) -> Any:
+    def find_dataset(self, name: str) -> h5py.h5d.DatasetID:
         """Return a dataset of the file, by the name that it had before the change."""
         return self.removed[name] if name in self.removed else h5py.h5d.open(self.file, name.encode())
 

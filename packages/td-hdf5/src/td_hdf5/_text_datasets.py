@@ -20,7 +20,9 @@ STACK = "__tensordict_stack__"
 _ADDRESS = 16
 
 
-def write_text_dataset(parent: object, name: str, column: TextColumn, options: Mapping[str, Any]) -> None:
+def write_text_dataset(
+    parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, Any]
+) -> None:
     """Write a text column as a new dataset of a group. It has no filters, which HDF5 would apply to addresses of strings."""
     how: dict[str, Any] = {}
     if any(options.values()):  # the first dim of a dataset with chunks can grow

@@ -168,12 +168,14 @@ def _write_new(
         new.commit(durable=durable)
 
 
-def _fill(layout: Layout, options: Mapping[str, object], file: Any, **how: Any) -> None:
+def _fill(layout: Layout, options: Mapping[str, object], file: h5py.h5g.GroupID, **how: Any) -> None:
     digests = write_arrays(file, layout, options, **how)
     write_header(file, layout.make_header(digests))
 
 
-def _create_planned(parent: Any, name: str, planned: PlannedArray, options: Mapping[str, object]) -> Any:
+def _create_planned(
+    parent: h5py.h5g.GroupID, name: str, planned: PlannedArray, options: Mapping[str, object]
+) -> h5py.h5d.DatasetID:
     """Create the dataset of a planned array; an error has its key path."""
     array = Array(planned.dtype, planned.shape)
     try:
@@ -187,7 +189,9 @@ def _create_planned(parent: Any, name: str, planned: PlannedArray, options: Mapp
     return dataset
 
 
-def _write_text_column(parent: Any, name: str, column: TextColumn, options: Mapping[str, Any]) -> None:
+def _write_text_column(
+    parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, Any]
+) -> None:
     """Write a text column; an error has its key path."""
     try:
         write_text_dataset(parent, name, column, options)
@@ -198,14 +202,14 @@ def _write_text_column(parent: Any, name: str, column: TextColumn, options: Mapp
 
 
 def write_arrays(
-    file: Any,
+    file: h5py.h5g.GroupID,
     layout: Layout,
     options: Mapping[str, object],
     *,
     checksums: bool = False,
     blank: bool = False,
     above: str = "",
-    find_linked: Callable[[Tensor], Any] = lambda leaf: None,
+    find_linked: Callable[[Tensor], h5py.h5d.DatasetID | None] = lambda leaf: None,
     report: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any] | None:
     """Write the groups and datasets of a layout into an open file, and return the hashes of the datasets.
@@ -217,7 +221,7 @@ def write_arrays(
         ValueError: HDF5 refuses an option.
     """
     digests: dict[str, str] = {}
-    groups: dict[str, Any] = {above: h5py.h5g.open(file, above.encode() or b".")}
+    groups: dict[str, h5py.h5g.GroupID] = {above: h5py.h5g.open(file, above.encode() or b".")}
     if not above:
         write_facts(groups[""], layout.rows[0]["meta"])
     for name, position in layout.list_links():

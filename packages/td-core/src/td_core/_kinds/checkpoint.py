@@ -15,9 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .._encode.treedefs import Tree, flatten_checkpoint, unflatten_checkpoint
 from .._formats.locations import Location, as_location, show_location
-from .._formats.saving import load_as_class, save_collection, type_error
+from .._formats.saving import list_shards, load_as_class, save_collection, type_error
 from .._formats.serializers import SERIALIZERS, Serializer
-from .._formats.saving import list_shards
 from .._methods.collection import TensorCollection
 from .._tree.defaults import show_path
 from .._tree.node import Child, Core, Walked
