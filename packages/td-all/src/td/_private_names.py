@@ -179,7 +179,7 @@ def set_entry(
     return self.update({key: value}, ignore_lock=ignore_lock, non_blocking=non_blocking)
 
 
-def index(self: td.TensorCollection, idx: Any) -> object:
+def index(self: td.TensorCollection, idx: object) -> object:
     """Return the collection at an index, for reading."""
     return self[idx]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -165,7 +164,7 @@ def list_row_growth(
 
 def _list_values(node: Node) -> list[object]:
     """Return one value for each element of a node of values, in C order of the batch."""
-    values: Any = node.tolist()
+    values = node.tolist()
     for _ in node.batch_size[1:]:
         values = [item for row in values for item in row]
     return list(values)

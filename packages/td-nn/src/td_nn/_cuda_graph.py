@@ -269,7 +269,7 @@ def _deliver(results: _Results, args: tuple[Any, ...], kwargs: dict[str, Any], i
     return target.update(result) if isinstance(target, TensorCollection) else result
 
 
-def _choose_keys(module: Any, name: str, provided: Any) -> list[Key] | None:
+def _choose_keys(module: Any, name: str, provided: object) -> list[Key] | None:
     """Return the keys of a module; for a function without keys, the provided ones."""
     keys = None if provided is None else list(as_keys(provided, name))
     if not hasattr(module, name):

@@ -108,7 +108,7 @@ def _check(module: Any) -> None:
             _check(member)
 
 
-def _run(module: Any, tensordict: Any, values: dict[Any, Any]) -> None:
+def _run(module: Any, tensordict: TensorCollection, values: dict[Any, Any]) -> None:
     if isinstance(module, TensorDictSequential):
         for member in module:
             _run(member, tensordict, values)

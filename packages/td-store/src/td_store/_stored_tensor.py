@@ -556,7 +556,7 @@ def _to(self: Any, *args: object, **kwargs: object) -> Tensor:
 
 
 def _with_read_arguments(method: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    def call(self: Tensor, *args: Any, **kwargs: Any) -> ResultT:
+    def call(self: Tensor, *args: object, **kwargs: object) -> ResultT:
         args = tuple(as_memory(args))
         kwargs = dict(zip(kwargs, as_memory([*kwargs.values()])))
         with without_torch_function():

@@ -194,7 +194,7 @@ class _LiveGroup(LiveStore):
 
     def owns(self, leaf: StoredTensor) -> bool:
         """Return False for a leaf in another group."""
-        source: Any = leaf.source
+        source = leaf.source
         objects = getattr(getattr(source, "source", source), "objects", self.objects)
         return bool(objects.where == self.where)
 

@@ -410,7 +410,7 @@ def parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
     return dims
 
 
-def parse_dim(node: Any, name: str, dim: object) -> int:
+def parse_dim(node: Core, name: str, dim: object) -> int:
     """Convert a dim or its name to a non-negative batch dim."""
     if isinstance(dim, str):
         names = node.names

@@ -164,6 +164,6 @@ def take_member(leaf: Tensor) -> Any:
         return leaf
     source = inner
     cls: Any = _LazyParameter if isinstance(source, nn.Parameter) else _LazyBuffer
-    member: Any = cls(source.requires_grad, source.device, source.dtype)
+    member = cls(source.requires_grad, source.device, source.dtype)
     member.source, member.level = source, functorch_level().level()
     return member

@@ -97,7 +97,7 @@ class Packed:
         if leaves is None:
             return False
         for node, keys, entries in self._levels:
-            held: Any = (root if node is None else node._inner())._children()
+            held = (root if node is None else node._inner())._children()
             if [*held] != keys or not all(map(is_, [*held.values()], entries)):
                 return False
         return [*map(_DATA_PTR, leaves)] == self._addresses and self._has_same_forms(*leaves)
