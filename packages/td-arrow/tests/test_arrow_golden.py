@@ -11,11 +11,18 @@ import pytest
 import torch
 
 from td_arrow import load
+from td_core import TensorDict
+from td_core.errors import FormatError
 
 FOLDER = Path(__file__).parent / "fixtures"
-FILES = sorted(
-    path for name in ("parquet", "arrow") for path in (FOLDER / name).iterdir() if path.suffix != ".json"
-)
+FILES = sorted(FOLDER.glob("*/*.expected.json"))
+#: The function that reads the files of a folder, if it is not ``load``.
+READERS = {
+    "csv": TensorDict.from_csv,
+    "json": TensorDict.from_json,
+    "mds": TensorDict.from_mds,
+}
+ERRORS = {"FormatError": FormatError, "ValueError": ValueError}
 #: Jagged leaves with an inner dim: lists of tensors in these files. tensordict reads them as they were saved, and so does td.
 AS_SAVED = {("arrow/jagged", "b"), ("parquet/jagged_parquet", "b")}
 
@@ -74,17 +81,26 @@ def compare(found: dict[str, Any], wanted: dict[str, Any], path: str = "") -> No
             assert found[name] == wanted[name], (path, name)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_golden_file_is_read_as_expected(path: Path) -> None:
-    expected = json.loads(path.with_suffix(".expected.json").read_text())
+def read(path: Path, options: dict[str, Any]) -> Any:
+    """Read a fixture with the function of its folder."""
+    kind = path.parent.name
+    return READERS[kind](path, **options) if kind in READERS else load(path, format=kind, **options)
+
+
+@pytest.mark.parametrize(
+    "described", FILES, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}"
+)
+def test_golden_file_is_read_as_expected(described: Path) -> None:
+    expected = json.loads(described.read_text())
+    path = described.parent / expected["files"][0]["path"].split("/")[0]
     name = f"{path.parent.name}/{path.stem}"
     if "non_tensor_stack" in json.dumps(expected["read"]):
         pytest.importorskip("td_tensorclass")
     for item in expected["read"]:
-        options = {"format": path.parent.name, **item["options"]}
         if "raises" in item:
-            with pytest.raises(ValueError, match="null") as caught:
-                load(path, **options)
+            error = ERRORS[item["raises"]["error"]]
+            with pytest.raises(error) as caught:
+                read(path, item["options"])
             for key in item["raises"]["names"]:
                 assert repr(key[0] if len(key) == 1 else tuple(key)) in str(caught.value)
             continue
@@ -92,4 +108,4 @@ def test_golden_file_is_read_as_expected(path: Path) -> None:
         for fixture, key in AS_SAVED:
             if fixture == name:
                 wanted["entries"][key] = expected["source"]["entries"][key]
-        compare(describe(load(path, **options)), wanted)
+        compare(describe(read(path, item["options"])), wanted)

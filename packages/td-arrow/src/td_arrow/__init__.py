@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from ._files_by_suffix import open_table as open  # noqa: A004, F401
     from ._from_arrow import from_arrow
     from ._json import to_json
+    from ._read_mds import from_mds
     from ._sized_tables import from_csv, from_json, from_parquet
     from ._table_writer import TableWriter, arrow_schema
     from ._write_columns import to_arrow
     from ._write_csv import to_csv
+    from ._write_mds import to_mds
 
 __all__ = [
-    "BatchIterator", "TableWriter", "append", "arrow_schema", "from_arrow", "from_csv", "from_json", "from_pandas",
-    "from_parquet", "inspect", "iter_batches", "load", "save", "to_arrow", "to_csv", "to_json", "to_pandas", "verify",
+    "BatchIterator", "TableWriter", "append", "arrow_schema", "from_arrow", "from_csv", "from_json", "from_mds",
+    "from_pandas", "from_parquet", "inspect", "iter_batches", "load", "save", "to_arrow", "to_csv", "to_json",
+    "to_mds", "to_pandas", "verify",
 ]  # fmt: skip
 
 __version__ = _td_core.__version__
@@ -50,10 +53,12 @@ __getattr__ = _lazy_names(
         },
         "._from_arrow": ["from_arrow"],
         "._json": ["to_json"],
+        "._read_mds": ["from_mds"],
         "._sized_tables": ["from_csv", "from_json", "from_parquet"],
         "._table_writer": ["TableWriter", "arrow_schema"],
         "._write_columns": ["to_arrow"],
         "._write_csv": ["to_csv"],
+        "._write_mds": ["to_mds"],
     },
 )[0]
 

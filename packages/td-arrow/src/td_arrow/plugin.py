@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -326,6 +326,65 @@ def from_json(
     )
 
 
+def to_mds(
+    self: TensorCollection,
+    *,
+    columns: Mapping[str, str] | None = None,
+    out: Any = None,
+    keep_local: bool = False,
+    compression: str | None = None,
+    hashes: Sequence[str] | None = None,
+    size_limit: int | str | None = 1 << 26,
+    writer: Any = None,
+    finish_writer: bool | None = None,
+    **kwargs: Any,
+) -> None:
+    """Write the collection as a data set of mosaicml-streaming; see :func:`td_arrow.to_mds`.
+
+    Example:
+        >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_mds(out="samples")
+    """
+    from ._write_mds import to_mds
+
+    to_mds(
+        self,
+        columns=columns,
+        out=out,
+        keep_local=keep_local,
+        compression=compression,
+        hashes=hashes,
+        size_limit=size_limit,
+        writer=writer,
+        finish_writer=finish_writer,
+        **kwargs,
+    )
+
+
+def from_mds(
+    path: str | os.PathLike[str],
+    *,
+    split: str = "",
+    device: DeviceType | None = None,
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    rows: Any = None,
+    **options: Any,
+) -> Any:
+    """Load a data set of mosaicml-streaming; see :func:`td_arrow.from_mds`. A class with declared entries returns an instance.
+
+    Example:
+        >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).to_mds(out="samples")
+        >>> TensorDict.from_mds("samples", rows=[2])["x"]
+        tensor([2])
+    """
+    from ._read_mds import from_mds
+
+    return from_mds(path, split=split, device=device, keys=keys, rows=rows, **options)
+
+
+def _from_mds_as(cls: type, path: Any, **options: Any) -> Any:
+    return as_named(cls, from_mds(path, **options), f"what is saved at {path!r}")
+
+
 def _from_csv_as(cls: type, path: Any, **options: Any) -> Any:
     return as_named(cls, from_csv(path, **options), f"what is saved at {path!r}")
 
@@ -459,6 +518,8 @@ def td_methods() -> Mapping[str, Any]:
         "from_csv": make_classmethod(from_csv, with_class=_from_csv_as),
         "to_json": to_json,
         "from_json": make_classmethod(from_json, with_class=_from_json_as),
+        "to_mds": to_mds,
+        "from_mds": make_classmethod(from_mds, with_class=_from_mds_as),
         "__arrow_c_stream__": _export_stream,
         "__arrow_c_array__": _export_array,
     }

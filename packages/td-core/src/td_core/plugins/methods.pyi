@@ -435,3 +435,29 @@ class DeclaredMethods:
         **options: Any,
     ) -> Self:
         """Read a JSON file; see :func:`td_arrow.from_json`."""
+    def to_mds(
+        self,
+        *,
+        columns: Mapping[str, str] | None = None,
+        out: Any = None,
+        keep_local: bool = False,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = ...,
+        writer: Any = None,
+        finish_writer: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write the collection as a data set of mosaicml-streaming; see :func:`td_arrow.to_mds`."""
+    @classmethod
+    def from_mds(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        split: str = "",
+        device: DeviceType | None = None,
+        keys: Iterable[NestedKey] | NestedKey | None = None,
+        rows: Any = None,
+        **options: Any,
+    ) -> Self:
+        """Load a data set of mosaicml-streaming; see :func:`td_arrow.from_mds`."""

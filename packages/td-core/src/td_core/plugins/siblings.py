@@ -38,7 +38,7 @@ PROVIDED = {
     "td-zarr": ("to_zarr", "from_zarr"),
     "td-arrow": (
         "to_arrow", "from_arrow", "to_parquet", "from_parquet", "to_pandas", "from_pandas", "to_csv", "from_csv", "to_json",
-        "from_json",
+        "from_json", "to_mds", "from_mds",
     ),
 }  # fmt: skip
 #: The methods that other libraries look for, and their packages. They have no placeholder, so that no collection has the
