@@ -1,4 +1,4 @@
-"""Load groups, or open them without reading their arrays."""
+"""Load groups, or open them, and arrays and groups that are set as entries, without reading their arrays."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
+import zarr
+import zarr.storage
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, Source, TensorDict
+from td_core import Encoded, NestedKey, Source, TensorDict, from_any
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import check_mode, make_reporter, select_keys, set_module
 from td_core.typing import Progress
@@ -30,11 +33,13 @@ from td_store.arrays import (
 )
 from td_store.files import read_unreplaced
 
-from ._array_documents import ArrayInfo
-from ._chunk_access import ChunkSource, RawSource, map_raw, read_whole, rebuild_mapped
-from ._group_header import GroupContent, read_group
+from ._array_documents import ArrayInfo, read_array_document
+from ._chunk_access import ChunkSource, RawSource, as_tensor, map_raw, read_whole, rebuild_mapped
+from ._foreign_groups import ForeignGroup
+from ._group_header import GroupContent, find_documents, find_old_document, read_group
 from ._local_objects import LocalObjects, find_local_path, find_objects
 from ._opened_arrays import has_changed, has_replaced_arrays
+from ._zarr_objects import StoreObjects, return_store
 
 #: A load reads smaller chunks instead of mapping them: that is as fast, and a process has a limited number of mappings.
 _SMALL = 1 << 14
@@ -349,3 +354,40 @@ def open_with_content(
 
     opened: tuple[Any, GroupContent] = _read_unreplaced(location, read)
     return opened
+
+
+def read_object(item: zarr.Group | zarr.Array[Any]) -> Any:
+    """Open an array or group of zarr in the mode of its store: its elements stay there.
+
+    An array at the root of a store that is not a directory has no group, and is read.
+
+    Raises:
+        FormatError: the group is damaged, or torch lacks the dtype of an array.
+    """
+    mode = "r" if item.read_only else "r+"
+    if isinstance(item, zarr.Group):
+        try:
+            return open_collection(item, mode=mode)
+        except UnsupportedOperationError:  # it has nested tensors, or is in a zip file
+            return open_collection(item, mode="r")
+    store, (above, _, name) = item.store, item.path.rpartition("/")
+    if not name and isinstance(store, zarr.storage.LocalStore):
+        store, name = zarr.storage.LocalStore(store.root.parent, read_only=item.read_only), store.root.name
+    if not name:
+        elements = np.asarray(item[...])
+        return as_tensor(elements) if elements.dtype.kind in "biufcmM" else from_any(elements.tolist())
+    return _open_array(
+        StoreObjects(str(item.store_path), partial(return_store, store), above, is_own=False), name, mode
+    )
+
+
+def _open_array(objects: StoreObjects, name: str, mode: str) -> Any:
+    """Return the entry of an array: a leaf in the store, or its text as values."""
+    if objects.get(f"{name}/zarr.json") is None:
+        document = find_old_document(objects, name)
+    else:
+        document = find_documents(objects, {}, [name])[name]
+    infos = {name: read_array_document(name, document, objects.where)}
+    table = ForeignGroup(objects, {name: document}, infos, allow_pickle=False, stack_values=True).build({})
+    opener = Opener(GroupContent(objects, infos, table, False, False), table, mode)
+    return build_leaves(table, objects.where, opener.open)._children()[name]

@@ -90,7 +90,7 @@ def _open_as(cls: type, filename: object, **options: object) -> Any:
 
 
 def _to_entry(item: Any, batch_size: object, device: object) -> Any:
-    from ._zarr_entries import read_object
+    from ._read_collections import read_object
 
     return read_object(item)
 
