@@ -102,6 +102,12 @@ def read_chunks(fd: int) -> Iterator[bytes]:
         yield piece
 
 
+def set_time(file: int | str, dir_fd: int | None = None) -> None:
+    """Set the time of a file to now; file systems round it down to a clock tick, which may equal the time of a save."""
+    now = time.time_ns()
+    os.utime(file, ns=(now, now), dir_fd=dir_fd)
+
+
 def set_size(fd: int, nbytes: int) -> None:
     """Set the size of an open file without allocating disk space."""
     os.ftruncate(fd, nbytes)
@@ -366,10 +372,7 @@ class DirectoryTree:
             result, fd = self.stat(parts, name), self.fd(parts)
             if result is not None:
                 os.chmod(temporary, stat.S_IMODE(result.st_mode), dir_fd=fd)
-                # Set the time explicitly: file systems round it down to a clock tick, which may equal the time of
-                # the save.
-                now = time.time_ns()
-                os.utime(temporary, ns=(now, now), dir_fd=fd)
+                set_time(temporary, fd)
             os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
         except BaseException:
             self.remove(parts, temporary)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,8 +110,7 @@ class ValueFile(Keeper):
                 if saved.write(places, values, separate):
                     saved.replace(partial(self._replace_rows, tree))
                 # Processes that share the values compare the time of the metadata.
-                now = time.time_ns()
-                os.utime(_file_names.META, ns=(now, now), dir_fd=tree.root)
+                _fs.set_time(_file_names.META, tree.root)
         except CodecError as error:
             if self.allow_pickle:
                 return False

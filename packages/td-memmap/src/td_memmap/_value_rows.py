@@ -235,6 +235,7 @@ class SavedRows:
             encoder = RowEncoder(status.st_size)
             words = encoder.add(values, separate)
             _fs.write_at(heap, encoder.records, status.st_size)
+            _fs.set_time(heap)
         slots, opened = self.tree.open((), slots_name, writable=True)
         with _fs.closing(slots):
             if opened.st_size < self.count * SLOT:
@@ -245,6 +246,7 @@ class SavedRows:
             # Elements of an aligned array are stored in one instruction, so that no reader sees a part of a slot.
             mapped = np.frombuffer(mmap.mmap(slots, self.count * SLOT), "<u8")
             mapped[np.array(places)] = words
+            _fs.set_time(slots)
         limit = _GROWTH * self.size + _SPARE + _SPARE_OF_SLOT * self.count
         return status.st_size + len(encoder.records) > limit
 
