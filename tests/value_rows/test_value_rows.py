@@ -28,9 +28,7 @@ from td_memmap import (
     verify,
 )
 from td_memmap import _value_rows as value_rows
-
-td_tensorclass: Any = pytest.importorskip("td_tensorclass")
-NonTensorData, NonTensorStack = td_tensorclass.NonTensorData, td_tensorclass.NonTensorStack
+from td_tensorclass import NonTensorData, NonTensorStack, tensorclass
 
 COLUMNS: dict[str, list[Any]] = {
     "text": ["a", "", "ü€😀", "a"],
@@ -173,7 +171,7 @@ def test_write_row_reaches_save(write: Any, loaded: bool, compatible: bool, pref
 
 
 def test_write_row_of_stack_and_class_reaches_save(prefix: Path) -> None:
-    @td_tensorclass.tensorclass
+    @tensorclass
     class Row:
         x: torch.Tensor
         name: str
