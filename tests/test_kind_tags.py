@@ -22,5 +22,5 @@ def test_page_lists_fields_of_rows() -> None:
     class Sub(td_core.TensorDict):
         pass
 
-    row = td_core.encode(Sub({"a": 1})).nodes[0]
+    row = td_core.spi.encode(Sub({"a": 1})).nodes[0]
     assert set(row) <= set(re.findall(r"^\| `(\w+)` \|", SECTION, re.MULTILINE))

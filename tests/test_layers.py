@@ -55,6 +55,7 @@ LAYERS = [
     ["_kinds"],
     ["kinds"],
     ["pickles"],
+    ["plugins.hookspecs"],
     ["spi"],
     ["plugins"],
     ["__init__"],

@@ -153,7 +153,8 @@ def dtypes(tree: Path, run: Run) -> None:
 
 CASTS = """
 import doctest, inspect, torch, td_core
-from td_core import CodecError, TensorDict, join_value, plugins, spi, split_value
+from td_core import CodecError, TensorDict, plugins, spi
+from td_core.spi import join_value, split_value
 
 print(td_core.__file__)
 dtype = torch.float8_e4m3fn

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import Buffer, LinkedList, Record, TensorDict, TensorDictParams, encode, errors, lazy_stack
+from td_core import Buffer, LinkedList, TensorDict, TensorDictParams, errors, lazy_stack
+from td_core.spi import Record, encode
 
 pytest.importorskip("td_store")
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from td_core import NodeKind, TensorDict, decode, encode, hookimpl
+from td_core import TensorDict
 from td_core.plugins import hookspecs
+from td_core.spi import NodeKind, decode, encode, hookimpl
 from td_core.testing import CollectionTests, SerializerTests, installed
 
 DOCS = Path(__file__).parent.parent / "docs"

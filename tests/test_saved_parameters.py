@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import td_core
-from td_core import Buffer, TensorDict, TensorDictParams, encode, lazy_stack, load, save
-from td_core.spi import RULES
+from td_core import Buffer, TensorDict, TensorDictParams, lazy_stack, load, save
+from td_core.spi import RULES, encode
 
 PARTS = {
     ".": "td_memmap",

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import Layout, LeafSerializer, NodeKind, Record, TensorDict, hookimpl
+from td_core import TensorDict
 from td_core.errors import CodecError, MissingPluginError, PluginError
 from td_core.plugins.manager import installed
+from td_core.spi import Layout, LeafSerializer, NodeKind, Record, hookimpl
 
 td_memmap = pytest.importorskip("td_memmap")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from td_core import TensorDict, decode, encode
+from td_core import TensorDict
 from td_core.errors import FIRST_PARTY, MissingPluginError, TensorDictError
+from td_core.spi import decode, encode
 
 ROOT = Path(__file__).parents[1]
 

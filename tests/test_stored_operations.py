@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import td_core
-from td_core import Serializer, TensorDict, TensorDictParams, lazy_stack, load, save
+from td_core import TensorDict, TensorDictParams, lazy_stack, load, save
+from td_core.spi import Serializer
 from td_core.testing import installed
 
 pytest.importorskip("td_store")
@@ -174,19 +175,19 @@ class Pickled(Serializer):
     name = "pickled"
 
     def save(self, data: Any, location: Any) -> Any:
-        encoded = td_core.encode(data)
+        encoded = td_core.spi.encode(data)
         location.write_bytes(pickle.dumps((encoded.nodes, encoded.leaves)))
         return data
 
     def load(self, location: Any) -> Any:
-        return td_core.decode(td_core.Encoded(*pickle.loads(location.read_bytes()), []))
+        return td_core.spi.decode(td_core.spi.Encoded(*pickle.loads(location.read_bytes()), []))
 
     def detect(self, location: Any, head: bytes) -> bool:
         return False
 
 
 class Plugin:
-    @td_core.hookimpl
+    @td_core.spi.hookimpl
     def td_serializers(self) -> list[Serializer]:
         return [Pickled()]
 

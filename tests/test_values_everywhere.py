@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import FormatError, TensorDict, decode, encode
+from td_core import FormatError, TensorDict
+from td_core.spi import decode, encode
 
 pytest.importorskip("td_tensorclass", reason="td-tensorclass is not installed")
 

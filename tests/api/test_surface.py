@@ -31,6 +31,8 @@ class Name(NamedTuple):
     name: str
     kind: str
     parameters: list[str] | None
+    #: Whether it is for programs of tensordict alone: it can be imported, and nothing lists it.
+    hidden: bool = False
 
 
 def list_names(*owners: str) -> list[Any]:
@@ -38,9 +40,16 @@ def list_names(*owners: str) -> list[Any]:
     found = []
     for group in SURFACE:
         on = group["on"]
-        if on in owners if owners else on not in ("collection", "module"):
+        if on in owners if owners else on not in ("collection", "module", "spi"):
             for name, facts in group["names"].items():
-                entry = Name(group["package"], on, name, facts["kind"], facts.get("parameters"))
+                entry = Name(
+                    group["package"],
+                    on,
+                    name,
+                    facts["kind"],
+                    facts.get("parameters"),
+                    facts.get("hidden", False),
+                )
                 place = group["package"] if on in ("collection", "module") else on
                 found.append(pytest.param(entry, id=f"{place}-{name}"))
     return found
@@ -174,8 +183,16 @@ def test_collection_has_public_name(entry: Name) -> None:
 def test_module_has_public_name(entry: Name) -> None:
     module = import_package(entry.package)
     assert hasattr(module, entry.name)
-    assert entry.name in module.__all__
+    assert (entry.name in module.__all__) is (entry.name in dir(module)) is not entry.hidden
     assert_matches(entry, getattr(module, entry.name), bound=False)
+
+
+@pytest.mark.parametrize("entry", list_names("spi"))
+def test_spi_has_name_for_authors(entry: Name) -> None:
+    core, spi = import_package(entry.package), import_module("td_core.spi")
+    assert entry.name in spi.__all__
+    assert entry.name not in core.__all__ and entry.name not in dir(core)
+    assert_matches(entry, getattr(spi, entry.name), bound=False)
 
 
 @pytest.mark.parametrize("entry", list_names())
@@ -214,5 +231,5 @@ def test_td_reexports_public_name(entry: Name) -> None:
     # td re-exports the functions of td-core, which dispatch to every format, not those of td-memmap.
     general = entry.name in ("save", "load", "inspect", "verify")
     home = import_package("td-core" if general else entry.package)
-    assert entry.name in facade.__all__
+    assert (entry.name in facade.__all__) is (entry.name in dir(facade)) is not entry.hidden
     assert getattr(facade, entry.name) is getattr(home, entry.name)

@@ -18,8 +18,9 @@ import torch
 from td_example_codec import Masked, NpzSerializer
 
 import td_core
-from td_core import MissingPluginError, TensorDict, decode, encode
+from td_core import MissingPluginError, TensorDict
 from td_core.errors import CodecError, FormatError
+from td_core.spi import decode, encode
 from td_core.testing import CollectionTests, SerializerTests
 
 
@@ -212,7 +213,7 @@ except td_core.MissingPluginError as error:
 
 def test_split_value_unknown_type_raises() -> None:
     with pytest.raises((MissingPluginError, CodecError)):
-        td_core.split_value({"x": object()})
+        td_core.spi.split_value({"x": object()})
 
 
 def test_readme_example_prints_expected_output(

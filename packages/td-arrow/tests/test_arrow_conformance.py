@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from td_arrow.plugin import ArrowFormat, ParquetFormat
-from td_core import Serializer, TensorDict, append, load, save
+from td_core import TensorDict, append, load, save
 from td_core import open as open_save
 from td_core.errors import TensorDictError, UnsupportedOperationError
+from td_core.spi import Serializer
 from td_core.testing import SerializerTests, assert_same
 from td_store.testing import OpenTests
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import Layout, LazyStackedTensorDict, Record, TensorDict, kinds, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, kinds, lazy_stack
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
 from td_core._formats.serializers import SERIALIZERS
 from td_core._formats.stores import STORES
 from td_core._tree.coerce import COERCERS
 from td_core.plugins.siblings import SiblingMethods
-from td_core.spi import is_stored
+from td_core.spi import Layout, Record, is_stored
 
 
 def build_nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:

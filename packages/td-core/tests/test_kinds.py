@@ -8,19 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    Layout,
-    NodeKind,
-    PluginError,
-    Record,
-    TensorDict,
-    TensorDictParams,
-    encode,
-    kinds,
-    lazy_stack,
-)
+from td_core import PluginError, TensorDict, TensorDictParams, kinds, lazy_stack
 from td_core._encode.node_kinds import KINDS
 from td_core._tree.node import Core
+from td_core.spi import Layout, NodeKind, Record, encode
 
 
 class Own(TensorDict):

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl, spi
+from td_core import NO_DEFAULT, TensorDict, TensorDictBase, spi
+from td_core.spi import NodeKind, Record, Serializer, hookimpl
 from td_core.testing import CollectionTests, SerializerTests, installed
 
 

@@ -18,20 +18,9 @@ import torch
 from consolidation_trees import HAS_TENSORCLASS, TREES, assert_same, make_jagged, make_jagged_with_lengths
 from torch.masked import masked_tensor
 
-from td_core import (
-    Layout,
-    LazyStackedTensorDict,
-    NodeKind,
-    Record,
-    TensorDict,
-    hookimpl,
-    kinds,
-    lazy_stack,
-    load,
-    save,
-    verify,
-)
+from td_core import LazyStackedTensorDict, TensorDict, kinds, lazy_stack, load, save, verify
 from td_core.errors import CodecError, FormatError, StructureError
+from td_core.spi import Layout, NodeKind, Record, hookimpl
 from td_core.testing import installed
 from td_distributed import (
     _consolidated_file,

@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from td_core import TensorDict, encode
+from td_core import TensorDict
 from td_core.errors import FormatError
+from td_core.spi import encode
 from td_distributed import _group, _p2p, _remote, _send_paths, _wire
 
 HAS_MEMMAP = importlib.util.find_spec("td_memmap") is not None

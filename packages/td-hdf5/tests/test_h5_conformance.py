@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, Serializer, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core.spi import Serializer
 from td_core.testing import SerializerTests
 from td_core.typing import Source
 from td_hdf5 import DatasetSource, save

@@ -22,9 +22,9 @@ from td_core import (
     StructureError,
     TensorDict,
     UnsupportedOperationError,
-    encode,
     load,
 )
+from td_core.spi import encode
 from td_hdf5 import PersistentTensorDict, from_h5, save, to_h5, verify
 from td_store import StoredTensor
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from td_core import Serializer, append
+from td_core import append
+from td_core.spi import Serializer
 from td_core.testing import SerializerTests
 from td_memmap import AppendError
 from td_memmap.plugin import DirectoryFormat

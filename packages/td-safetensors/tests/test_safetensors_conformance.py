@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from td_core import LazyStackedTensorDict, Serializer, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core.spi import Serializer
 from td_core.testing import SerializerTests
 from td_safetensors.plugin import SafetensorsFormat
 

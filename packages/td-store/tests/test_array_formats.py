@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import CodecError, FormatError, TensorDict, encode, lazy_stack
-from td_core.spi import STORABLE, load_table, select_keys
+from td_core import CodecError, FormatError, TensorDict, lazy_stack
+from td_core.spi import STORABLE, encode, load_table, select_keys
 from td_store.arrays import (
     ArrayPlan,
     build_collection,

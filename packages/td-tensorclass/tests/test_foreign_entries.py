@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import NotRequired
 
-from td_core import Coercer, TensorDict, from_any, from_pytree, hookimpl, lazy_stack
+from td_core import TensorDict, from_any, from_pytree, lazy_stack
 from td_core.errors import BatchSizeError
-from td_core.spi import RULES
+from td_core.spi import RULES, Coercer, hookimpl
 from td_core.testing import installed
 from td_tensorclass import NonTensorData, NonTensorStack, TypedTensorDict, UnknownFieldError, tensorclass
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, decode, encode
+from td_core import TensorDict
 from td_core._encode.node_kinds import KINDS
 from td_core.errors import FormatError
+from td_core.spi import decode, encode
 from td_tensorclass import (
     TensorClass,
 )

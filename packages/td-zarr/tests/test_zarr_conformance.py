@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import td_core
-from td_core import LazyStackedTensorDict, Serializer, Source, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core.spi import Serializer, Source
 from td_core.testing import SerializerTests
 from td_store.testing import OpenTests, SourceTests
 from td_zarr import open as open_group

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core import Record, TensorDict
+from td_core import TensorDict
+from td_core.spi import Record
 
 
 class Masked(TensorDict):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from td_core import Serializer, TensorCollection, encode
+from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError
-from td_core.spi import STORABLE, as_bytes, decode_table, dump_table, load_table
+from td_core.spi import STORABLE, Serializer, as_bytes, decode_table, dump_table, encode, load_table
 from td_store.files import NewFile
 
 HEADER = "td-example-codec.json"

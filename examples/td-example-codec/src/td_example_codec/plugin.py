@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from td_core import Coercer, NodeKind, Serializer, hookimpl
+from td_core.spi import Coercer, NodeKind, Serializer, hookimpl
 from td_example_codec._masked import Masked, coerce, flatten, unflatten
 from td_example_codec._npz import NpzSerializer
 

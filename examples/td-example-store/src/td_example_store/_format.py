@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, Serializer, TensorCollection, decode, encode, join_value, split_value
+from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError, TensorDictError
+from td_core.spi import Encoded, Serializer, decode, encode, join_value, split_value
 from td_example_store._rows import RowSource, to_blobs
 from td_store import StoredTensor
 

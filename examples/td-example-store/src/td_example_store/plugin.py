@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from td_core import Serializer, hookimpl
+from td_core.spi import Serializer, hookimpl
 from td_example_store._format import SqliteFormat
 
 

@@ -201,7 +201,7 @@ class Alias(ModuleType):
                 missing = str(error.name).partition(".")[0].replace("_", "-")
                 reason = f"{self.__name__}.{name} is provided by {MissingPluginError.describe(missing)}"
                 value = _Missing(name, (), {"_reason": reason})
-        elif name in td.__all__:
+        elif name in dir(td) or name in td._HIDDEN:
             value = getattr(td, name)
         else:
             raise AttributeError(_absent(self.__name__, name))

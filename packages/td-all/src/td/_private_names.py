@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 import td
+import td_core
+import td_tensorclass
 from td_core.spi import pytree
 
 __all__ = ["add_private_members"]
@@ -78,7 +80,7 @@ def zip_strict(*iterables: Iterable[object]) -> Iterator[tuple[object, ...]]:
 def unravel_key(key: Any) -> object:
     """Unravel a key. Return ``()`` for a tuple that is not a key, since callers test for that."""
     try:
-        return td.unravel_key(key)
+        return td_core.unravel_key(key)
     except td.KeyPathError:
         if isinstance(key, tuple):
             return ()
@@ -87,12 +89,12 @@ def unravel_key(key: Any) -> object:
 
 def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
     """Convert a key to a tuple of strings; return ``()`` for any other object."""
-    return td.unravel_key_to_tuple(key) if _is_key(key) else ()
+    return td_core.unravel_key_to_tuple(key) if _is_key(key) else ()
 
 
 def is_non_tensor(cls: type) -> bool:
     """Return True if a class is one of values that are not tensors."""
-    return not td.default_is_leaf(cls) and td.is_leaf_nontensor(cls)
+    return not td.default_is_leaf(cls) and td_tensorclass.is_leaf_nontensor(cls)
 
 
 def index_batch_size(batch_size: Sequence[int], index: object) -> torch.Size:
@@ -140,7 +142,7 @@ def apply(
         function = fn
 
         def fn(key: Any, *leaves: object) -> object:
-            return function((*prefix, *td.unravel_key_to_tuple(key)), *leaves)
+            return function((*prefix, *td_core.unravel_key_to_tuple(key)), *leaves)
 
     return self.named_apply(fn, *others, nested_keys=nested_keys, filter_empty=filter_empty, **options)
 
@@ -158,7 +160,7 @@ def fast_apply(
 
 def get_entry(self: td.TensorCollection, key: str, default: object, **options: bool) -> object:
     """Return an entry as ``get`` does; without a default, raise KeyError if it is missing."""
-    if default is td.NO_DEFAULT and key not in self:
+    if default is td_core.NO_DEFAULT and key not in self:
         return self[key]
     return self.get(key, default, **options)
 

@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from td_core import join_value, split_value
 from td_core.errors import CodecError, FormatError
-from td_core.spi import parse_json
+from td_core.spi import join_value, parse_json, split_value
 
 from ._arrow_types import Cells, list_type
 

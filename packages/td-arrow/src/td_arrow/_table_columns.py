@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from td_core import Encoded, NestedKey
+from td_core import NestedKey
 from td_core.errors import FormatError
-from td_core.spi import parse_json, select_keys
+from td_core.spi import Encoded, parse_json, select_keys
 
 from ._nulls import Path, show_column
 from ._table_header import read_facts, read_header

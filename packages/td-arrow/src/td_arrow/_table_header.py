@@ -16,9 +16,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from td_core import Encoded
 from td_core.errors import CodecError, FormatError
-from td_core.spi import STORABLE, as_bytes, load_table, parse_json
+from td_core.spi import STORABLE, Encoded, as_bytes, load_table, parse_json
 from td_store.arrays import as_storable, get_stored, restore, split_leaf
 from td_store.files import Checksum
 

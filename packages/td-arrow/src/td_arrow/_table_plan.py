@@ -9,8 +9,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey
-from td_core.spi import make_table_header, show_path
+from td_core import NestedKey
+from td_core.spi import Encoded, make_table_header, show_path
 
 from ._arrow_types import CHOICES, Cells
 from ._nulls import Path

@@ -10,9 +10,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from td_core import Encoded, KeyPathError, NestedKey, TensorCollection, encode, kinds, split_value
+from td_core import KeyPathError, NestedKey, TensorCollection, kinds
 from td_core.errors import CodecError, UnsupportedOperationError
-from td_core.spi import show_path
+from td_core.spi import Encoded, encode, show_path, split_value
 from td_store.arrays import find_stacks
 
 from ._arrow_types import Cells, check_storable, make_cells, make_lists

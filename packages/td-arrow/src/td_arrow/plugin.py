@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from td_core import Coercer, Serializer, TensorCollection, hookimpl, make_classmethod, save
-from td_core.spi import LazyFunction, as_named, check_regular
+from td_core import TensorCollection, save
+from td_core.spi import Coercer, LazyFunction, Serializer, as_named, check_regular, hookimpl, make_classmethod
 from td_core.typing import DeviceType, NestedKey
 
 if TYPE_CHECKING:

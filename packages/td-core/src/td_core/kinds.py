@@ -1,6 +1,6 @@
 """Read access to the registered kinds of nodes and their layouts, for formats that store kinds in a form of their own.
 
-Most formats need only :func:`td_core.encode` and :func:`td_core.decode`. A format that reads or writes files of another
+Most formats need only :func:`td_core.spi.encode` and :func:`td_core.spi.decode`. A format that reads or writes files of another
 program, such as those of tensordict, looks up the kind of a class name in such a file with :func:`named`, or flattens a node
 with the layout of such a file with :func:`record_of`.
 
@@ -98,7 +98,7 @@ def record_of(node: Core, format: str = "") -> Record:
     """Flatten a node with the layout of its kind for ``format``, or without a layout if the kind has none.
 
     Raises:
-        PluginError: the class of the node has no kind, or ``flatten`` of its kind returns no :class:`~td_core.Record`.
+        PluginError: the class of the node has no kind, or ``flatten`` of its kind returns no :class:`~td_core.spi.Record`.
 
     >>> record_of(TensorDict({"a": 1}, device="cpu")).meta
     {'batch_size': [], 'device': 'cpu'}

@@ -18,17 +18,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._encode.check_lines import add_check_line, compare_check_line
-from ._encode.node_kinds import as_named, user_class
+from ._encode.decode import decode
+from ._encode.node_kinds import Encoded, NodeKind, as_named, encode, user_class
+from ._encode.records import Layout, Record
 from ._encode.value_codec import is_readable, is_same_value, parse_json
+from ._encode.value_codec import join as join_value
+from ._encode.value_codec import split as split_value
+from ._encode.value_types import LeafSerializer, enum_serializer
 from ._formats.locations import check_mode
 from ._formats.saving import check_whole, save_together
-from ._formats.serializers import check_same_format
+from ._formats.serializers import Serializer, check_same_format
 from ._kinds.parameters import list_unusual_roles, map_in_roles
 from ._kinds.wrapper import Wrapper
 from ._plans.index import plan_index
 from ._plans.plans import MultiPlan, ShapePlan, as_batch_size
 from ._plans.shapes import stack_plan
-from ._python.public_names import LazyFunction, lazy_names, set_module
+from ._python.public_names import LazyFunction, lazy_names, make_classmethod, set_module
 from ._python.settings import RULES, Switch
 from ._torch.arrays import as_tensor
 from ._torch.dtypes import SHORT_NAMES, STORABLE, as_dtype
@@ -46,12 +51,12 @@ from ._torch.private import (
 from ._transforms.pytree import register as register_pytree
 from ._tree.backends import Keeper, StorageBackend
 from ._tree.buffers import as_bytes
-from ._tree.coerce import is_foreign
+from ._tree.coerce import Coercer, is_foreign
 from ._tree.components import JaggedParts, get_parts
 from ._tree.defaults import is_aliasing, show_path
 from ._tree.devices import as_device, wait_for
 from ._tree.dim_names import check_names, name_nodes_below
-from ._tree.keys import suggest_keys
+from ._tree.keys import suggest_keys, unravel_key_to_tuple
 from ._tree.locks import check_in_memory, check_unlocked, lock
 from ._tree.node import LEAF_KINDS, EntrySchema
 from ._tree.node import Core as Node
@@ -60,20 +65,23 @@ from ._tree.stored_leaves import StoredLeaf, is_stored
 from ._tree.walks import expand, visit, walk
 from ._writes import row_buffers
 from ._writes.run import copy_all
+from .plugins.hookspecs import hookimpl
+from .typing import Source
 
 __all__ = [
-    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "SHORT_NAMES", "STORABLE", "VERSION",
-    "WRAPPING", "EntrySchema", "JaggedParts", "Keeper", "LazyFunction", "MultiPlan", "Node", "ShapePlan",
-    "StorageBackend", "StoredLeaf", "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device",
-    "as_dtype", "as_named", "as_tensor", "check_in_memory", "check_mode", "check_names", "check_regular",
-    "check_same_format", "check_table", "check_unlocked", "check_whole", "compare_check_line", "copy_all",
-    "count_users", "decode_table", "describe_table", "dump_table", "expand", "foreach_kernel", "get_most_nodes",
-    "get_parts", "guard_forms", "identify_view", "is_aliasing", "is_foreign", "is_readable", "is_same_value",
-    "is_stored", "is_traced", "lazy_names", "list_unusual_roles", "load_table", "lock", "make_dense",
-    "make_nested_view", "make_reporter", "make_table_header", "map_in_roles", "name_nodes_below", "new_object",
-    "open_regular", "parse_json", "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree",
-    "row_buffers", "run_command", "run_in_background", "run_parallel", "save_together", "select_keys", "set_module",
-    "show_path", "show_size", "stack_plan", "suggest_keys", "user_class", "visit", "wait_for", "walk",
+    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "SHORT_NAMES", "STORABLE", "VERSION", "WRAPPING",
+    "Coercer", "Encoded", "EntrySchema", "JaggedParts", "Keeper", "Layout", "LazyFunction", "LeafSerializer", "MultiPlan",
+    "Node", "NodeKind", "Record", "Serializer", "ShapePlan", "Source", "StorageBackend", "StoredLeaf", "Switch", "Wrapper",
+    "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor", "check_in_memory",
+    "check_mode", "check_names", "check_regular", "check_same_format", "check_table", "check_unlocked", "check_whole",
+    "compare_check_line", "copy_all", "count_users", "decode", "decode_table", "describe_table", "dump_table", "encode",
+    "enum_serializer", "expand", "foreach_kernel", "get_most_nodes", "get_parts", "guard_forms", "hookimpl",
+    "identify_view", "is_aliasing", "is_foreign", "is_readable", "is_same_value", "is_stored", "is_traced", "join_value",
+    "lazy_names", "list_unusual_roles", "load_table", "lock", "make_classmethod", "make_dense", "make_nested_view",
+    "make_reporter", "make_table_header", "map_in_roles", "name_nodes_below", "new_object", "open_regular", "parse_json",
+    "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree", "row_buffers", "run_command",
+    "run_in_background", "run_parallel", "save_together", "select_keys", "set_module", "show_path", "show_size",
+    "split_value", "stack_plan", "suggest_keys", "unravel_key_to_tuple", "user_class", "visit", "wait_for", "walk",
     "without_torch_function",
 ]  # fmt: skip
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import NodeKind, TensorDict, TensorDictParams, hookimpl, lazy_stack
+from td_core import TensorDict, TensorDictParams, lazy_stack
 from td_core.plugins.manager import installed
+from td_core.spi import NodeKind, hookimpl
 
 
 def build_member(i: int) -> TensorDict:

@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    Encoded,
-    NodeKind,
-    Record,
-    TensorDict,
-    decode,
-    encode,
-)
+from td_core import TensorDict
 from td_core._encode.decode import decode_all
 from td_core.errors import FormatError, MissingPluginError, PluginError
+from td_core.spi import Encoded, NodeKind, Record, decode, encode
 
 
 class Foreign(TensorDict):

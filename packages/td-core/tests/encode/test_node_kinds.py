@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    Encoded,
-    Layout,
-    NodeKind,
-    Record,
-    TensorDict,
-    TensorDictParams,
-    encode,
-    lazy_stack,
-)
+from td_core import TensorDict, TensorDictParams, lazy_stack
 from td_core._encode.node_kinds import (
     KINDS,
     NodeKinds,
@@ -32,7 +23,7 @@ from td_core._encode.node_kinds import (
     user_class,
 )
 from td_core.errors import PluginError, StructureError
-from td_core.spi import dump_table, load_table
+from td_core.spi import Encoded, Layout, NodeKind, Record, dump_table, encode, load_table
 
 
 class Foreign(TensorDict):

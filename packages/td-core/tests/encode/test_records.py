@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import Record, TensorDict
+from td_core import TensorDict
+from td_core.spi import Record
 
 NONE = type(None)
 

@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    Buffer,
-    CodecError,
-    Encoded,
-    FormatError,
-    KeyPathError,
-    TensorDict,
-    TensorDictParams,
-    Tree,
-    encode,
-)
-from td_core.spi import decode_table, describe_table, dump_table, load_table, select_keys
+from td_core import Buffer, CodecError, FormatError, KeyPathError, TensorDict, TensorDictParams, Tree
+from td_core.spi import Encoded, decode_table, describe_table, dump_table, encode, load_table, select_keys
 
 
 def read_back(tree: Any, keys: Any = None, **options: Any) -> tuple[Any, list[Any]]:

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from td_core import TensorDict, join_value, split_value
+from td_core import TensorDict
 from td_core._encode.treedefs import LeafName, flatten_checkpoint, unflatten_checkpoint
 from td_core._encode.value_codec import is_same_value
 from td_core.errors import CodecError, FormatError
+from td_core.spi import join_value, split_value
 from td_core.testing import assert_same  # type: ignore[attr-defined]
 
 Pair = namedtuple("Pair", "a b")

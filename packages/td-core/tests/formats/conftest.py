@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    Report,
-    Serializer,
-    TensorDict,
-    Tree,
-)
+from td_core import Report, TensorDict, Tree
 from td_core._formats.serializers import SERIALIZERS
+from td_core.spi import Serializer
 
 
 class Memory(Serializer):

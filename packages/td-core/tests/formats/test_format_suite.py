@@ -10,21 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    Encoded,
-    FormatError,
-    Problem,
-    Report,
-    Serializer,
-    TensorDict,
-    Tree,
-    decode,
-    encode,
-    hookimpl,
-    join_value,
-    split_value,
-)
+from td_core import FormatError, Problem, Report, TensorDict, Tree
 from td_core.errors import BatchSizeError, StructureError
+from td_core.spi import Encoded, Serializer, decode, encode, hookimpl, join_value, split_value
 from td_core.testing import SerializerTests, installed
 
 

@@ -17,15 +17,14 @@ from td_core import (
     FormatError,
     MissingPluginError,
     PluginError,
-    Serializer,
     TensorDict,
     UnsupportedOperationError,
     from_schema,
-    hookimpl,
 )
 from td_core._formats import locations as _locations
 from td_core._formats.locations import HEAD_SIZE, as_location
 from td_core._formats.serializers import SERIALIZERS
+from td_core.spi import Serializer, hookimpl
 from td_core.testing import installed
 
 pytestmark = pytest.mark.usefixtures("formats")

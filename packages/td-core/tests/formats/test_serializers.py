@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import td_core
-from td_core import MissingPluginError, Serializer, TensorDict
+from td_core import MissingPluginError, TensorDict
 from td_core._formats.serializers import SERIALIZERS, Serializers
 from td_core.errors import FormatError, PluginError
+from td_core.spi import Serializer
 
 
 class Recorder(Serializer):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from td_core import MissingPluginError, hookimpl
+from td_core import MissingPluginError
 from td_core._formats.locations import hide_secrets
 from td_core._formats.stores import STORES
+from td_core.spi import hookimpl
 from td_core.testing import installed
 
 

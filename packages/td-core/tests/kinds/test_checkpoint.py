@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from td_core import TensorDict, decode, encode
+from td_core import TensorDict
 from td_core._kinds.checkpoint import load_into, make_checkpoint
 from td_core.errors import KeyMismatchError, StructureError
+from td_core.spi import decode, encode
 
 
 def save_tree(tree: Any) -> Any:

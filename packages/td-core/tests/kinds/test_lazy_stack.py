@@ -8,13 +8,14 @@ import pickle
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict, decode, encode, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import (
     KeyMismatchError,
     KeyPathError,
     LockedError,
     StructureError,
 )
+from td_core.spi import decode, encode
 
 
 def test_keys_missing_in_some_members_are_hidden(make_ragged_stack):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import NO_DEFAULT, NodeKind, Record, TensorDict, TensorDictBase, hookimpl
+from td_core import NO_DEFAULT, TensorDict, TensorDictBase
+from td_core.spi import NodeKind, Record, hookimpl
 from td_core.testing import CollectionTests, installed
 
 

@@ -13,20 +13,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from td_core import (
-    Buffer,
-    LazyStackedTensorDict,
-    TensorDict,
-    TensorDictParams,
-    decode,
-    encode,
-    lazy_stack,
-    merge_tensordicts,
-)
+from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack, merge_tensordicts
 from td_core._encode.node_kinds import Encoded
 from td_core._kinds.parameters import is_copying
 from td_core._tree.node import copy_leaf, identity
 from td_core.errors import FormatError, LockedError, StructureError
+from td_core.spi import decode, encode
 
 
 def make_params(**options) -> TensorDictParams:

@@ -7,19 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import (
-    Encoded,
-    FormatError,
-    LazyStackedTensorDict,
-    Record,
-    TensorDict,
-    TensorDictParams,
-    decode,
-    encode,
-    lazy_stack,
-)
+from td_core import FormatError, LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core._encode.node_kinds import KINDS
-from td_core.spi import decode_table, load_table
+from td_core.spi import Encoded, Record, decode, decode_table, encode, load_table
 
 STACK, DENSE = "LazyStackedTensorDict", "TensorDict"
 #: Kinds and metadata of a node without entries that no collection has.

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, decode, encode
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core.spi import decode, encode
 
 
 def make_with_grad() -> Tensor:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import Serializer, TensorDict, TensorDictParams, lazy_stack
+from td_core import TensorDict, TensorDictParams, lazy_stack
 from td_core._formats.serializers import SERIALIZERS
 from td_core.errors import BatchSizeError, StructureError
+from td_core.spi import Serializer
 
 
 class Shelf(Serializer):

@@ -14,17 +14,7 @@ import pytest
 import torch
 
 import td_core.__main__
-from td_core import (
-    Coercer,
-    Layout,
-    LazyStackedTensorDict,
-    LeafSerializer,
-    NodeKind,
-    Record,
-    Serializer,
-    TensorDict,
-    hookimpl,
-)
+from td_core import LazyStackedTensorDict, TensorDict
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
 from td_core._formats.serializers import SERIALIZERS
@@ -32,6 +22,7 @@ from td_core._formats.stores import STORES
 from td_core.errors import PluginError
 from td_core.plugins.manager import PluginRecord, Selection, installed
 from td_core.plugins.siblings import SiblingMethods
+from td_core.spi import Coercer, Layout, LeafSerializer, NodeKind, Record, Serializer, hookimpl
 
 HOOKS = {"td_node_kinds", "td_methods", "td_serializers", "td_coercers", "td_stores"}
 

@@ -17,18 +17,16 @@ from typing import Any
 
 import pytest
 
-from td_core import (
-    TensorDict,
-    hookimpl,
-)
+from td_core import TensorDict
 from td_core.errors import MissingPluginError, PluginError
 from td_core.plugins.manager import FIRST_PARTY, PluginManager, PluginWarning, Selection
 from td_core.plugins.siblings import SiblingMethods
+from td_core.spi import hookimpl
 
 EVERYTHING = Selection()
 
 GOOD = """
-    from td_core import hookimpl
+    from td_core.spi import hookimpl
 
     @hookimpl
     def td_methods():
@@ -111,7 +109,7 @@ BROKEN = {
     "syntax": ("def (:", "SyntaxError: "),
     "hook": (
         """
-        from td_core import hookimpl, Coercer
+        from td_core.spi import hookimpl, Coercer
 
         @hookimpl
         def td_coercers():
@@ -126,7 +124,7 @@ BROKEN = {
     ),
     "argument": (
         """
-        from td_core import hookimpl
+        from td_core.spi import hookimpl
 
         @hookimpl
         def td_methods(nonsense):
@@ -139,7 +137,7 @@ BROKEN = {
     "exit without a word": ("import sys; sys.exit()", "SystemExit"),
     "wrong type": (
         """
-        from td_core import hookimpl
+        from td_core.spi import hookimpl
 
         @hookimpl
         def td_node_kinds():

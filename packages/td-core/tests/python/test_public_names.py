@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import TensorDict, hookimpl, make_classmethod
+from td_core import TensorDict
 from td_core._python.public_names import LazyFunction, lazy_names, name_method, set_module
+from td_core.spi import hookimpl, make_classmethod
 from td_core.testing import installed
 
 

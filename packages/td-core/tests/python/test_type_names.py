@@ -12,19 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from td_core import (
-    BatchSizeError,
-    Coercer,
-    LeafSerializer,
-    PluginError,
-    TensorDict,
-    from_any,
-    from_dict,
-    hookimpl,
-    join_value,
-    split_value,
-)
+from td_core import BatchSizeError, PluginError, TensorDict, from_any, from_dict
 from td_core._python.type_names import has_name, is_type_name
+from td_core.spi import Coercer, LeafSerializer, hookimpl, join_value, split_value
 from td_core.testing import installed
 
 

@@ -11,8 +11,9 @@ import torch
 from torch.func import hessian, jacfwd, jacrev, vmap
 from torch.utils import _pytree as pytree
 
-from td_core import Record, StructureError, TensorDict, TensorDictParams, lazy_stack
+from td_core import StructureError, TensorDict, TensorDictParams, lazy_stack
 from td_core._transforms.pytree import Shell
+from td_core.spi import Record
 
 JACOBIANS = {
     "jacrev": jacrev,

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from td_core import (
-    Coercer,
     MissingPluginError,
     StructureError,
     TensorDict,
@@ -22,7 +21,6 @@ from td_core import (
     cat,
     from_any,
     from_pytree,
-    hookimpl,
     lazy_stack,
     make_tensordict,
     maybe_dense_stack,
@@ -32,6 +30,7 @@ from td_core._python.type_names import NamedTypes
 from td_core._tree.coerce import COERCERS
 from td_core._tree.foreign import PACKAGES
 from td_core.errors import BatchSizeError, FormatError
+from td_core.spi import Coercer, hookimpl
 from td_core.testing import installed
 
 

@@ -11,9 +11,8 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any
 
-from td_core import join_value, split_value
 from td_core.errors import StructureError
-from td_core.spi import parse_json, set_module, show_path
+from td_core.spi import join_value, parse_json, set_module, show_path, split_value
 
 #: Prefix of the keys that hold non-tensor values: one JSON text per node, in the encoding that files use.
 VALUES = "<values>"

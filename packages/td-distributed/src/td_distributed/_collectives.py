@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core import TensorCollection, unravel_key_to_tuple
+from td_core import TensorCollection
 from td_core.errors import BatchSizeError, FormatError
-from td_core.spi import show_path
+from td_core.spi import show_path, unravel_key_to_tuple
 from td_core.typing import DeviceType
 
 from . import _wire

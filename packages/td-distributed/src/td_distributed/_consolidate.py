@@ -17,9 +17,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import td_core
-from td_core import Encoded, TensorCollection, decode, encode
+from td_core import TensorCollection
 from td_core.errors import FormatError, StructureError
-from td_core.spi import as_device, check_in_memory, check_unlocked, lock, run_in_background, wait_for
+from td_core.spi import (
+    Encoded,
+    as_device,
+    check_in_memory,
+    check_unlocked,
+    decode,
+    encode,
+    lock,
+    run_in_background,
+    wait_for,
+)
 from td_core.typing import DeviceType
 
 from . import _consolidated_file, _storage

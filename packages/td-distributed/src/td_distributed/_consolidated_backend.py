@@ -13,10 +13,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from td_core import Encoded, TensorCollection, TensorDict, decode, encode, kinds
+from td_core import TensorCollection, TensorDict, kinds
 from td_core.errors import StructureError
 from td_core.pickles import Leaves
-from td_core.spi import StorageBackend, expand, guard_forms, lock, parse_json, set_module, walk
+from td_core.spi import (
+    Encoded,
+    StorageBackend,
+    decode,
+    encode,
+    expand,
+    guard_forms,
+    lock,
+    parse_json,
+    set_module,
+    walk,
+)
 
 from . import _consolidated_file, _key_paths, _storage
 from ._storage import Layout, Leaf, Span

@@ -4,7 +4,7 @@ The JSON ends with its check line.
 The structure has one of two forms. The *plain form* is that of tensordict: nested JSON objects, one per node, written
 by the ``"consolidated/1"`` layouts of the kinds. What this form cannot represent (value types that JSON simplifies, names
 of classes) is under the root key ``size``, which tensordict skips. The *general form* is used for trees that the plain
-form cannot hold: the flat table of ``td_core.encode`` under the root key ``td``. Its ``cls`` is not a tensordict class,
+form cannot hold: the flat table of ``td_core.spi.encode`` under the root key ``td``. Its ``cls`` is not a tensordict class,
 so tensordict raises when it reads such a file.
 """
 
@@ -23,20 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import (
-    Encoded,
-    LazyStackedTensorDict,
-    NodeKind,
-    Record,
-    TensorCollection,
-    TensorDict,
-    decode,
-    encode,
-    join_value,
-    kinds,
-    split_value,
-)
-from td_core import Layout as NodeLayout
+from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, kinds
 from td_core.errors import (
     BatchSizeError,
     CodecError,
@@ -46,19 +33,27 @@ from td_core.errors import (
     StructureError,
 )
 from td_core.spi import (
+    Encoded,
     Node,
+    NodeKind,
+    Record,
     add_check_line,
     as_device,
     as_named,
+    decode,
+    encode,
     expand,
     is_readable,
+    join_value,
     name_nodes_below,
     parse_json,
     run_parallel,
     show_path,
+    split_value,
     user_class,
     walk,
 )
+from td_core.spi import Layout as NodeLayout
 from td_store import files
 
 from . import _key_paths, _storage

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import expand, show_path
+from td_core.spi import Encoded, expand, show_path
 
 Path = tuple[str, ...]
 
-#: One row of the table of an encoded tree, described in :class:`td_core.Encoded`; JSON can store it.
+#: One row of the table of an encoded tree, described in :class:`td_core.spi.Encoded`; JSON can store it.
 Row = dict[str, Any]
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, decode, encode
 from td_core.errors import FormatError, StructureError
-from td_core.spi import as_bytes, show_path
+from td_core.spi import Encoded, as_bytes, decode, encode, show_path
 
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._consolidated_backend import get_backend

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core import TensorCollection, encode
+from td_core import TensorCollection
 from td_core.errors import StructureError
-from td_core.spi import copy_all, is_stored, parse_json, show_path
+from td_core.spi import copy_all, encode, is_stored, parse_json, show_path
 
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._group import Group, bytes_to_text, peer_error, text_to_bytes

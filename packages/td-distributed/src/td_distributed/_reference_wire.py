@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core import TensorCollection, encode
+from td_core import TensorCollection
 from td_core.errors import StructureError
-from td_core.spi import count_users, expand, show_path
+from td_core.spi import count_users, encode, expand, show_path
 
 from . import _key_paths, _storage
 from ._consolidated_backend import get_backend

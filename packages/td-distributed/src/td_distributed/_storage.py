@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from td_core import Encoded
 from td_core.errors import FormatError, StructureError
 from td_core.spi import (
     PLAIN,
     STORABLE,
+    Encoded,
     JaggedParts,
     as_bytes,
     copy_all,

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, TensorCollection, encode
+from td_core import TensorCollection
 from td_core.errors import FormatError
-from td_core.spi import as_named, parse_json
+from td_core.spi import Encoded, as_named, encode, parse_json
 
 from . import _consolidated_file, _key_paths, _storage
 from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from td_core import Serializer, hookimpl, make_classmethod
-from td_core.spi import LazyFunction
+from td_core.spi import LazyFunction, Serializer, hookimpl, make_classmethod
 
 from ._collectives import all_gather, broadcast, gather_and_stack, scatter
 from ._consolidate import consolidate, from_consolidated, is_consolidated, load_as

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core import Encoded, split_value
 from td_core.errors import FormatError
-from td_core.spi import STORABLE
+from td_core.spi import STORABLE, Encoded, split_value
 from td_store.arrays import TableBuilder, find_batch_sizes, get_most_nodes
 
 from ._datasets import NATIVE, Array, describe, find_elsewhere, get_file_number

@@ -6,9 +6,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import STORABLE
+from td_core.spi import STORABLE, Encoded
 from td_store.arrays import ArrayPlan, StoredText, list_names, load_array_table, make_array_plan
 
 from ._datasets import NATIVE, Array, escape_key, list_arrays

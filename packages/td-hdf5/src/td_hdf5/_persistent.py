@@ -13,9 +13,9 @@ from typing import Any
 import h5py
 import torch
 
-from td_core import Encoded, TensorDict, kinds
+from td_core import TensorDict, kinds
 from td_core.errors import UnsupportedOperationError
-from td_core.spi import Node, as_batch_size, as_named, select_keys, set_module
+from td_core.spi import Encoded, Node, as_batch_size, as_named, select_keys, set_module
 from td_store import StoredTensor
 from td_store.arrays import (
     Change,

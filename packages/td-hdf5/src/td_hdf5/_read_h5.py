@@ -13,9 +13,9 @@ import h5py
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey
+from td_core import NestedKey
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, make_reporter, run_parallel, select_keys
+from td_core.spi import Encoded, check_mode, make_reporter, run_parallel, select_keys
 from td_core.typing import Progress
 from td_store import StoredTensor
 from td_store.arrays import (

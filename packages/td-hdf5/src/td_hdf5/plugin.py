@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from td_core import Coercer, Serializer, hookimpl, make_classmethod
-from td_core.spi import LazyFunction
+from td_core.spi import Coercer, LazyFunction, Serializer, hookimpl, make_classmethod
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ._append import append_memmap
     from ._archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from ._errors import AppendError, FileTakenError, NoFileError, PickleRefusedError
-    from ._inspect import inspect, print_directory_tree
+    from ._inspect import inspect
+    from ._inspect import print_directory_tree as print_directory_tree
     from ._manifest import verify
     from ._methods import load, load_memmap, memmap, memmap_like, save
     from ._tensor import MemoryMappedTensor
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AppendError", "FileTakenError", "MemoryMappedTensor", "NoFileError", "PickleRefusedError", "Problem",
     "Report", "TensorDictFuture", "Tree", "append_memmap", "inspect", "is_memmap_archive", "load",
-    "load_memmap", "memmap", "memmap_like", "pack_memmap", "print_directory_tree",
-    "refresh_archive_checksums", "save", "unpack_memmap", "verify",
+    "load_memmap", "memmap", "memmap_like", "pack_memmap", "refresh_archive_checksums", "save", "unpack_memmap",
+    "verify",
 ]  # fmt: skip
 
 __version__ = _td_core.__version__
@@ -48,4 +49,5 @@ __getattr__, __dir__ = _lazy_names(
         "._tensor": ("MemoryMappedTensor",),
         "td_core": ("Problem", "Report", "TensorDictFuture", "Tree"),
     },
+    hidden=("print_directory_tree",),  # for programs of tensordict alone
 )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from td_core import Layout, LazyStackedTensorDict, Record, TensorDict, TensorDictParams, kinds
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, kinds
 from td_core.spi import (
     RULES,
+    Layout,
     Node,
+    Record,
     as_batch_size,
     check_names,
     list_unusual_roles,

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from td_core import TensorCollection, kinds, unravel_key_to_tuple
+from td_core import TensorCollection, kinds
 from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureError
-from td_core.spi import Node, add_check_line, as_dtype, make_dense, show_path, visit
+from td_core.spi import Node, add_check_line, as_dtype, make_dense, show_path, unravel_key_to_tuple, visit
 from td_core.typing import DtypeLike, NestedKey
 
 from . import _file_names, _fs

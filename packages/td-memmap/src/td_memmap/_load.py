@@ -22,9 +22,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from td_core import Record, TensorCollection, join_value, kinds
+from td_core import TensorCollection, kinds
 from td_core.errors import FormatError, MissingPluginError
-from td_core.spi import JaggedParts, as_named, compare_check_line, make_reporter, show_path, user_class, visit
+from td_core.spi import (
+    JaggedParts,
+    Record,
+    as_named,
+    compare_check_line,
+    join_value,
+    make_reporter,
+    show_path,
+    user_class,
+    visit,
+)
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -207,17 +217,16 @@ class Reader:
 
     def load(self) -> Any:
         """Load the collection in the directory or archive."""
-        imagine = self.imagine
-        self.read(sizes=imagine or not self.options.strict)
-        if not imagine:
+        self.read(sizes=self.imagine or not self.options.strict)
+        if not self.imagine:
             self._check_mappings(sum(len(node.leaves) for node in self.nodes))
-        leaf = self._make_meta_leaf if imagine else self.map_leaf
+        leaf = self._make_meta_leaf if self.imagine else self.map_leaf
         for node in self.nodes:
             for key, entry in node.leaves.items():
                 node.entries[key] = leaf(node, key, entry)
-        if not imagine and (self.device != _CPU or self.options.progress is not False):
+        if not self.imagine and (self.device != _CPU or self.options.progress is not False):
             self._move()
-        self.keeps = not imagine and self._keeps_values()
+        self.keeps = not self.imagine and self._keeps_values()
         # Build children before their parents.
         for node in reversed(self.nodes):
             try:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 
-from td_core import NodeKind, TensorDict, kinds, spi, unravel_key_to_tuple
+from td_core import TensorDict, kinds, spi
 from td_core.errors import FormatError, MissingPluginError
-from td_core.spi import STORABLE, show_path
+from td_core.spi import STORABLE, NodeKind, show_path, unravel_key_to_tuple
 from td_core.typing import NestedKey
 
 from . import _file_names

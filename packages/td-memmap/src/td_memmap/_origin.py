@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import encode, kinds
+from td_core import kinds
 from td_core.errors import TensorDictError
-from td_core.spi import Node, get_parts, is_same_value
+from td_core.spi import Node, encode, get_parts, is_same_value
 
 from . import _file_names
 from ._directory_layouts import FORMAT

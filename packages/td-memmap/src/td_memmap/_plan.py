@@ -20,17 +20,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Record, encode, join_value, kinds, split_value
+from td_core import kinds
 from td_core.errors import CodecError
 from td_core.spi import (
     JaggedParts,
     Node,
+    Record,
     add_check_line,
+    encode,
     expand,
     identify_view,
     is_readable,
     is_stored,
+    join_value,
     show_path,
+    split_value,
 )
 
 from . import _file_names
@@ -45,7 +49,7 @@ VERSION = 2
 ROWS_VERSION = 3
 GENERAL = (VERSION, ROWS_VERSION)
 
-#: Types of a value that is a class of containers; see :func:`td_core.split_value`.
+#: Types of a value that is a class of containers; see :func:`td_core.spi.split_value`.
 CLASS = "type"
 
 KeyPath = tuple[str, ...]

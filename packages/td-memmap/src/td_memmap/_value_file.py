@@ -15,9 +15,8 @@ from functools import partial
 
 import torch
 
-from td_core import split_value
 from td_core.errors import CodecError, StructureError
-from td_core.spi import Keeper, Node, add_check_line, set_module
+from td_core.spi import Keeper, Node, add_check_line, set_module, split_value
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree

@@ -19,9 +19,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from td_core import join_value, split_value
 from td_core.errors import CodecError, FormatError
-from td_core.spi import parse_json
+from td_core.spi import join_value, parse_json, split_value
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree, Parts

@@ -7,9 +7,9 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from td_core import Serializer, TensorCollection, make_classmethod
+from td_core import TensorCollection
 from td_core.plugins.hookspecs import hookimpl
-from td_core.spi import LazyFunction
+from td_core.spi import LazyFunction, Serializer, make_classmethod
 
 from ._methods import (
     copy_save,

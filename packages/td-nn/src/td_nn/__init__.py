@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from ._ensemble import EnsembleModule
     from ._extractors import AddStateIndependentNormalScale, NormalParamExtractor
     from ._interaction import InteractionType, interaction_type, set_interaction_type
-    from ._mappings import add_custom_mapping, biased_softplus, expln, inv_softplus, mappings
+    from ._mappings import add_custom_mapping, mappings
+    from ._mappings import biased_softplus as biased_softplus
+    from ._mappings import expln as expln
+    from ._mappings import inv_softplus as inv_softplus
     from ._module import TensorDictModule, TensorDictModuleWrapper
     from ._module_base import TensorDictModuleBase
     from ._one_hot import OneHotCategorical, rand_one_hot
@@ -56,9 +59,8 @@ __all__ = [
     "SelectionError", "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
     "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictSequential", "TruncatedNormal",
     "TruncatedStandardNormal", "WrapModule", "__version__", "add_custom_mapping", "as_tensordict_module",
-    "biased_softplus", "composite_lp_aggregate", "dispatch", "expln", "interaction_type", "inv_softplus",
-    "mappings", "rand_one_hot", "set_composite_lp_aggregate", "set_interaction_type", "set_skip_existing",
-    "skip_existing",
+    "composite_lp_aggregate", "dispatch", "interaction_type", "mappings", "rand_one_hot",
+    "set_composite_lp_aggregate", "set_interaction_type", "set_skip_existing", "skip_existing",
 ]  # fmt: skip
 
 __getattr__, __dir__ = _lazy_names(
@@ -86,4 +88,5 @@ __getattr__, __dir__ = _lazy_names(
         "._wrap": ("WrapModule", "as_tensordict_module"),
         ".module_errors": ("MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError"),
     },
+    hidden=("biased_softplus", "expln", "inv_softplus"),  # for programs of tensordict alone
 )

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import check_table, load_table, open_regular, parse_json
+from td_core.spi import Encoded, check_table, load_table, open_regular, parse_json
 from td_store.arrays import Place, compute_check, list_names, map_file, view_mapped
 
 from ._byte_ranges import LocalReader, RangeReader, RangeSource

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey
+from td_core import NestedKey
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, select_keys, set_module
+from td_core.spi import Encoded, check_mode, select_keys, set_module
 from td_core.typing import SourceIndex
 from td_store import StoredTensor
 from td_store.arrays import (

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, TensorDict, decode, encode
+from td_core import NestedKey, TensorDict
 from td_core.errors import FormatError
-from td_core.spi import make_reporter, run_parallel, select_keys
+from td_core.spi import Encoded, decode, encode, make_reporter, run_parallel, select_keys
 from td_core.typing import Progress
 from td_store.arrays import build_collection, build_leaves, list_names, read_into
 

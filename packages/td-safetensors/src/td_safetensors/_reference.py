@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import Encoded, kinds
+from td_core import kinds
 from td_core.errors import FormatError
-from td_core.spi import show_path
+from td_core.spi import Encoded, show_path
 from td_store.arrays import Stack, TableBuilder, get_most_nodes
 
 from ._format import Array

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from td_core import Serializer, TensorCollection, hookimpl, make_classmethod, save
-from td_core.spi import LazyFunction
+from td_core import TensorCollection, save
+from td_core.spi import LazyFunction, Serializer, hookimpl, make_classmethod
 
 CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 

@@ -21,27 +21,25 @@ from td_core.spi import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from ._attrs import TensorAttrs
     from ._metadata import MetaData
-    from ._non_tensor import NonTensorData, NonTensorDataBase, is_leaf_nontensor, is_non_tensor
+    from ._non_tensor import NonTensorData, NonTensorDataBase, is_non_tensor
+    from ._non_tensor import is_leaf_nontensor as is_leaf_nontensor
     from ._non_tensor_stack import NonTensorStack
     from ._plain_classes import from_dataclass, is_tensorclass, tensorclass
     from ._schema import UnknownFieldError
     from ._tensorclass import TensorClass
     from ._typed import TypedTensorDict
     from ._unbatched import UnbatchedTensor
-    from ._value_settings import (
-        capture_non_tensor_stack,
-        list_to_stack,
-        set_capture_non_tensor_stack,
-        set_list_to_stack,
-    )
+    from ._value_settings import capture_non_tensor_stack as capture_non_tensor_stack
+    from ._value_settings import list_to_stack as list_to_stack
+    from ._value_settings import set_capture_non_tensor_stack as set_capture_non_tensor_stack
+    from ._value_settings import set_list_to_stack as set_list_to_stack
 
 __version__ = _td_core.__version__
 
 __all__ = [
     "MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "TensorAttrs", "TensorClass",
-    "TypedTensorDict", "UnbatchedTensor", "UnknownFieldError", "__version__", "capture_non_tensor_stack",
-    "from_dataclass", "is_leaf_nontensor", "is_non_tensor", "is_tensorclass", "list_to_stack",
-    "set_capture_non_tensor_stack", "set_list_to_stack", "tensorclass",
+    "TypedTensorDict", "UnbatchedTensor", "UnknownFieldError", "__version__", "from_dataclass", "is_non_tensor",
+    "is_tensorclass", "tensorclass",
 ]  # fmt: skip
 
 __getattr__, __dir__ = _lazy_names(
@@ -63,4 +61,12 @@ __getattr__, __dir__ = _lazy_names(
         "._unbatched": ("UnbatchedTensor",),
         "._schema": ("UnknownFieldError",),
     },
+    # For programs of tensordict alone.
+    hidden=(
+        "capture_non_tensor_stack",
+        "is_leaf_nontensor",
+        "list_to_stack",
+        "set_capture_non_tensor_stack",
+        "set_list_to_stack",
+    ),
 )

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from td_core import Coercer, LinkedList, TensorCollection, unravel_key_to_tuple
+from td_core import LinkedList, TensorCollection
 from td_core.errors import BatchSizeError
-from td_core.spi import RULES
+from td_core.spi import RULES, Coercer, unravel_key_to_tuple
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._attrs import make_attrs

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import Layout, LazyStackedTensorDict, NodeKind, Record, TensorCollection, TensorDict, kinds
-from td_core.spi import expand, register_pytree
+from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, kinds
+from td_core.spi import Layout, NodeKind, Record, expand, register_pytree
 from td_core.spi import lock as lock_nodes
 
 from ._non_tensor import NonTensorData

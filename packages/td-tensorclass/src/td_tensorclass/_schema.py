@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from td_core import TensorCollection, TensorDict, unravel_key_to_tuple
+from td_core import TensorCollection, TensorDict
 from td_core.errors import TensorDictError
-from td_core.spi import EntrySchema, Node, set_module, suggest_keys
+from td_core.spi import EntrySchema, Node, set_module, suggest_keys, unravel_key_to_tuple
 
 from ._non_tensor import NonTensorData
 from ._value_nodes import NonTensorNode, ValueNode

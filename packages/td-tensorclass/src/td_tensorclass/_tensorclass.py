@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from td_core import (
-    LazyStackedTensorDict,
-    TensorCollection,
-    TensorDict,
-    TensorDictBase,
-    from_any,
-    unravel_key_to_tuple,
-)
+from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorDictBase, from_any
 from td_core.errors import BatchSizeError, StructureError
 from td_core.spi import (
     PLAIN,
@@ -35,6 +28,7 @@ from td_core.spi import (
     make_dense,
     new_object,
     show_path,
+    unravel_key_to_tuple,
 )
 from td_core.spi import lock as lock_nodes
 from td_core.typing import BatchSize, DeviceType, NestedKey

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from td_core import Layout, NodeKind, Record, kinds
+from td_core import kinds
 from td_core.errors import FormatError
+from td_core.spi import Layout, NodeKind, Record
 
 from ._metadata import MetaData
 from ._non_tensor import NonTensorData, NonTensorDataBase

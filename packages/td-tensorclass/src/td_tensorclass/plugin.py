@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from td_core import Coercer, NodeKind, hookimpl, make_classmethod
+from td_core.spi import Coercer, NodeKind, hookimpl, make_classmethod
 
 from ._non_tensor_methods import (
     COERCERS,

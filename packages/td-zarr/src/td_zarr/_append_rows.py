@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from td_core import decode, encode
 from td_core.errors import StructureError, UnsupportedOperationError
-from td_core.spi import show_path
+from td_core.spi import decode, encode, show_path
 from td_store.arrays import (
     ArrayPlan,
     PlannedArray,

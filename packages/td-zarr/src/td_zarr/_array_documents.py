@@ -15,10 +15,9 @@ import torch
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 
-from td_core import unravel_key_to_tuple
 from td_core.errors import FormatError
 from td_core.spi import parse_json as parse_unique
-from td_core.spi import set_module
+from td_core.spi import set_module, unravel_key_to_tuple
 from td_store.arrays import PlannedArray, TextColumn, read_shape
 
 #: The dtypes of torch that Zarr has, by their name there.

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from td_core import Encoded, split_value
 from td_core.errors import CodecError, FormatError
-from td_core.spi import parse_json
+from td_core.spi import Encoded, parse_json, split_value
 from td_store.arrays import TableBuilder, find_batch_sizes, read_shape
 
 from ._array_documents import STACK, ArrayInfo, get_attributes

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import check_table
+from td_core.spi import Encoded, check_table
 from td_store.arrays import compute_check, list_array_names, list_texts, load_array_table, read_texts
 
 from ._array_documents import (

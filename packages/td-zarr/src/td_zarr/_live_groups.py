@@ -9,9 +9,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from td_core import Encoded, NestedKey, TensorDict, kinds
+from td_core import NestedKey, TensorDict, kinds
 from td_core.errors import FormatError
-from td_core.spi import Node, select_keys, set_module
+from td_core.spi import Encoded, Node, select_keys, set_module
 from td_store import StoredTensor
 from td_store.arrays import (
     Change,

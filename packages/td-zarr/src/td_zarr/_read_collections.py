@@ -15,9 +15,9 @@ import zarr
 import zarr.storage
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, Source, TensorDict, from_any
+from td_core import NestedKey, TensorDict, from_any
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, make_reporter, select_keys, set_module
+from td_core.spi import Encoded, Source, check_mode, make_reporter, select_keys, set_module
 from td_core.typing import Progress
 from td_store import StoredTensor
 from td_store.arrays import (

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from td_core import Coercer, Serializer, hookimpl, make_classmethod
-from td_core.spi import LazyFunction, as_named
+from td_core.spi import Coercer, LazyFunction, Serializer, as_named, hookimpl, make_classmethod
 
 
 class ZarrFormat(Serializer):

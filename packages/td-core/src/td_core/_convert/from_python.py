@@ -59,7 +59,7 @@ def from_any(
 
     Mappings, tuples, named tuples, structured arrays and dataclasses become collections. Lists become tensors, jagged tensors,
     stacks of collections, or non-tensor data if they hold no tensors. Objects of types with a
-    :class:`~td_core.Coercer` of a plugin become what it makes of them, and arrays of other libraries become tensors. Collections,
+    :class:`~td_core.spi.Coercer` of a plugin become what it makes of them, and arrays of others become tensors. Collections,
     tensors, plain arrays, numbers and strings are returned unchanged.
 
     Args:

@@ -28,7 +28,7 @@ def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = F
         FormatError: the table is damaged, the kind of a node is not registered, or a node cannot be unflattened.
         MissingPluginError: a kind belongs to a package that is not installed; the message names it.
 
-    >>> from td_core import encode
+    >>> from td_core.spi import encode
     >>> decode(encode(TensorDict({"a": 1})))["a"]
     tensor(1)
     """

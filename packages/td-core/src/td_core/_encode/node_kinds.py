@@ -38,7 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@set_module("td_core")
+@set_module("td_core.spi")
 @dataclass(frozen=True, slots=True)
 class NodeKind:
     """A kind of node: its tag, its class, and its functions to flatten and unflatten.
@@ -287,7 +287,7 @@ class _ReducedClass:
         return self.parts
 
 
-@set_module("td_core")
+@set_module("td_core.spi")
 @dataclass(slots=True)
 class Encoded:
     """An encoded tree: a flat table of nodes, the leaves, and the Python values.

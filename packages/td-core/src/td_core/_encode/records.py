@@ -26,7 +26,7 @@ class Header(NamedTuple):
     locked: bool
 
 
-@set_module("td_core")
+@set_module("td_core.spi")
 @dataclass(slots=True)
 class Record:
     """One flattened node.
@@ -121,7 +121,7 @@ class Record:
         )
 
 
-@set_module("td_core")
+@set_module("td_core.spi")
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How one format stores one kind.

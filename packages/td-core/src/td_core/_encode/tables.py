@@ -1,8 +1,8 @@
 """The header in which a file format stores an encoded tree, and work on such a tree before its leaves are read.
 
 The header is JSON: ``{"version": 1, "nodes": rows, "leaves": list(places), "values": pairs}``. The rows are those of
-:class:`~td_core.Encoded`. A place describes where the format has stored a leaf, in a form that the format chooses, such as the
-name of an array. A pair is the result of ``split_value``.
+:class:`~td_core.spi.Encoded`. A place describes where the format has stored a leaf, in a form that the format chooses, such as
+the name of an array. A pair is the result of ``split_value``.
 
 A table that is read from a header has places as ``leaves`` and pairs as ``values``. A format selects keys, reads the leaves
 of the places that remain, and calls :func:`decode_table`.
@@ -40,7 +40,7 @@ def dump_table(encoded: Encoded, places: Sequence[object]) -> dict[str, Any]:
     Raises:
         CodecError: a value cannot be stored without pickle; the message has its key path.
 
-    >>> from td_core import encode
+    >>> from td_core.spi import encode
     >>> dump_table(encode(TensorDict({"a": 1})), ["array 0"])["leaves"]
     ['array 0']
     """
@@ -150,7 +150,7 @@ def select_keys(encoded: Encoded, keys: Iterable[NestedKey] | NestedKey | None, 
     Raises:
         KeyPathError: a key does not exist; the message begins with ``where``.
 
-    >>> from td_core import encode
+    >>> from td_core.spi import encode
     >>> header = dump_table(encode(TensorDict({"a": 1, "n": {"b": 2, "c": 3}})), ["0", "1", "2"])
     >>> select_keys(load_table(header, "data.bin"), ["a", ("n", "c")], "data.bin").leaves
     ['0', '2']
@@ -291,7 +291,7 @@ def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: boo
     Raises:
         FormatError: the table does not describe a collection, or contradicts the leaves; the message begins with ``where``.
 
-    >>> from td_core import encode
+    >>> from td_core.spi import encode
     >>> header = dump_table(encode(TensorDict({"a": 1, "s": {"b": 2}})), ["x", "y"])
     >>> table = select_keys(load_table(header, "data.bin"), "s", "data.bin")
     >>> decode_table(table, [torch.tensor(5)], "data.bin")["s", "b"]
@@ -326,7 +326,8 @@ def _without_undefined_classes(rows: list[Row]) -> list[Row]:
 def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, object], Tree]) -> Tree:
     """Return the tree of a table from :func:`load_table`; ``describe_leaf`` takes the key and the place of a leaf.
 
-    >>> from td_core import Tree, encode
+    >>> from td_core import Tree
+    >>> from td_core.spi import encode
     >>> table = load_table(dump_table(encode(TensorDict({"a": [1, 2]})), ["array 0"]), "data.bin")
     >>> print(describe_table(table, "data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16, place=place)))
     data.bin: TensorDict [], 16 bytes

@@ -37,7 +37,7 @@ _ARRAY_DTYPE = re.compile(r"[<>|]([biufcSU][0-9]{1,9}|[mM]8(\[[0-9]{0,9}[a-zA-ZÎ
 ValueT = TypeVar("ValueT")
 
 
-@set_module("td_core")
+@set_module("td_core.spi")
 @dataclass(frozen=True, slots=True)
 class LeafSerializer:
     """Functions that store values of one Python type, in every format.

@@ -54,7 +54,7 @@ class Serializer(ABC):
         schemes: schemes of the URLs that it accepts, such as ``("s3",)``.
         locations: types of the objects that it accepts in place of a path. A string is the name of a class, such as
             ``"zarr.Group"``, whose library need not be imported.
-        stores_kinds: True if ``save`` stores nodes of every kind with their values, as :func:`~td_core.encode` lists them.
+        stores_kinds: True if ``save`` stores nodes of every kind with their values, as :func:`~td_core.spi.encode` lists them.
             Only such a format can hold a checkpoint, which is a mapping with modules, optimizers and values.
         reads_stored_tensors: True if ``save`` reads each :class:`~td_core.StoredTensor` itself, for example in parts. Otherwise
             it receives a collection in memory.

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, Iterable[str] | Mapping[str, str]]
+    package: str, modules: Mapping[str, Iterable[str] | Mapping[str, str]], hidden: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Build ``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use.
 
@@ -30,7 +30,7 @@ def lazy_names(
     (['JSONDecodeError'], 'JSONDecodeError')
     """
     # ``modules`` maps relative or absolute module names to names in them, or to a mapping from public names to these. The
-    # last module wins for a repeated name.
+    # last module wins for a repeated name. ``__dir__`` lists no name of ``hidden``.
     homes = {
         name: (module, names[name] if isinstance(names, Mapping) else name)
         for module, names in modules.items()
@@ -52,7 +52,7 @@ def lazy_names(
         setattr(sys.modules[package], name, value)
         return value
 
-    return find, lambda: sorted(homes)
+    return find, lambda: sorted(homes.keys() - {*hidden})
 
 
 class LazyFunction:

@@ -34,7 +34,7 @@ GetContent = Callable[[object], "Mapping[Any, Any] | None"]
 _MAX_DIMS = 64
 
 
-@set_module("td_core")
+@set_module("td_core.spi")
 @dataclass(frozen=True, slots=True)
 class Coercer:
     """Types, and a function that converts values of these types to a tensor or a collection.

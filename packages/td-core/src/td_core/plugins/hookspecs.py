@@ -25,7 +25,7 @@ hookimpl = pluggy.HookimplMarker("td")
 def td_node_kinds() -> Iterable[NodeKind]:
     """Return the node kinds that the plugin adds.
 
-    A :class:`~td_core.NodeKind` defines how one class of collections is flattened and unflattened. This enables saving,
+    A :class:`~td_core.spi.NodeKind` defines how one class of collections is flattened and unflattened. This enables saving,
     sending, pickling and ``state_dict`` of the class. Its ``layouts`` have a pair of functions for each file format that
     must store the kind in a special form, such as the form that tensordict reads. ``is_leaf=True`` is for a kind whose
     nodes users see as one leaf: keys of its record are not a part of key paths. The module ``td_core.kinds`` looks up
@@ -42,7 +42,7 @@ def td_methods() -> type | Mapping[str, object]:
     members are added. A name that a collection has already is refused. A tensorclass cannot have a field with the name of
     a method, unless it is declared with ``shadow=True``, so choose names that users will not want for fields. Only
     packages of the project may provide the methods that core lists for them.
-    :func:`td_core.make_classmethod` builds a classmethod from a function such as ``from_zarr(path)``.
+    :func:`td_core.spi.make_classmethod` builds a classmethod from a function such as ``from_zarr(path)``.
 
     >>> from td_core.testing import installed
     >>> class Methods:
@@ -60,13 +60,13 @@ def td_methods() -> type | Mapping[str, object]:
 def td_serializers() -> Iterable[Serializer | LeafSerializer]:
     """Return the file formats and value types that the plugin adds.
 
-    A :class:`~td_core.Serializer` is a format for whole collections. ``save(format=...)`` selects it by name, and
-    ``load`` calls its ``detect`` with the location. A :class:`~td_core.LeafSerializer` converts values of one type for
+    A :class:`~td_core.spi.Serializer` is a format for whole collections. ``save(format=...)`` selects it by name, and
+    ``load`` calls its ``detect`` with the location. A :class:`~td_core.spi.LeafSerializer` converts values of one type for
     the value codec, in all formats, to values that JSON can store, and back. The type can be a string, the public name of
     a class, so that the plugin need not import its library.
 
     >>> from fractions import Fraction
-    >>> from td_core import LeafSerializer
+    >>> from td_core.spi import LeafSerializer
     >>> serializer = LeafSerializer("fractions.Fraction", Fraction, dump=str, load=Fraction)
     """
     raise NotImplementedError
@@ -76,13 +76,13 @@ def td_serializers() -> Iterable[Serializer | LeafSerializer]:
 def td_coercers() -> Iterable[Coercer]:
     """Return the coercers that the plugin adds.
 
-    A :class:`~td_core.Coercer` has a tuple of types and a function that converts a value of these types when it is set.
+    A :class:`~td_core.spi.Coercer` has a tuple of types and a function that converts a value of these types when it is set.
     The function receives the value, and the batch size and device of the collection, and returns a tensor or a
     collection. ``from_any`` and ``from_dict`` call it, too. A coercer for ``object`` is called for all values that
     nothing else converts. A type can be a string, such as ``"pandas.Series"``, so that the plugin need not import its
     library.
 
-    >>> from td_core import Coercer
+    >>> from td_core.spi import Coercer
     >>> sets = Coercer((frozenset,), lambda value, batch_size, device: torch.tensor(sorted(value)))
     """
     raise NotImplementedError

@@ -418,7 +418,7 @@ def installed(
     Raises:
         PluginError: an addition of the plugin is refused; nothing stays registered.
 
-    >>> from td_core import hookimpl
+    >>> from td_core.spi import hookimpl
     >>> class Shine:
     ...     @hookimpl
     ...     def td_methods(self):

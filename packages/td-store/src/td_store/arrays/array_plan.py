@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, encode
 from td_core.errors import CodecError
-from td_core.spi import check_whole, dump_table, identify_view, show_path
+from td_core.spi import Encoded, check_whole, dump_table, encode, identify_view, show_path
 
 from .array_rows import Row, Stack, find_stacks, list_array_paths
 from .places import Piece, Place, as_storable, get_stored, split_leaf
@@ -64,7 +63,7 @@ class ArrayPlan:
 
     Attributes:
         arrays: the arrays by name, in the order of the tree.
-        header: the header of :meth:`td_core.Encoded.make_header`, with ``check``, see :func:`compute_check`.
+        header: the header of :meth:`td_core.spi.Encoded.make_header`, with ``check``, see :func:`compute_check`.
         nodes: path of each node, without the names of hidden members.
         leaves: the leaves.
         stacks: the leaves that are stored as one array, by the position of the first one.

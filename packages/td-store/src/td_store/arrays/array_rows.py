@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 import td_core
-from td_core import Encoded, kinds
-from td_core.spi import refuse_nodes
+from td_core import kinds
+from td_core.spi import Encoded, refuse_nodes
 
 #: A node of a table, as in the records of td-core.
 Row = dict[str, Any]
@@ -135,7 +135,8 @@ def find_stacks(
         uneven: allow leaves of different shapes with the same number of dims, keys that only some members have, and nodes
             without leaves, such as values.
 
-    >>> from td_core import encode, lazy_stack
+    >>> from td_core import lazy_stack
+    >>> from td_core.spi import encode
     >>> encoded = encode(lazy_stack([TensorDict({"a": torch.zeros(n)}) for n in (2, 3)]))
     >>> free = [True, True]
     >>> find_stacks(encoded.nodes, encoded.leaves, free)

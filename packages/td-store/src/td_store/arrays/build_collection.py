@@ -11,9 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, decode, encode
 from td_core.errors import FormatError, LockedError, TensorDictError, UnsupportedOperationError
-from td_core.spi import Keeper, Node, decode_table, is_same_value, set_module, show_path, walk
+from td_core.spi import (
+    Encoded,
+    Keeper,
+    Node,
+    decode,
+    decode_table,
+    encode,
+    is_same_value,
+    set_module,
+    show_path,
+    walk,
+)
 
 from .array_rows import Row
 from .places import Place, restore

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import Encoded, Problem, Report, Tree
+from td_core import Problem, Report, Tree
 from td_core.errors import FormatError, TensorDictError, UnsupportedOperationError
-from td_core.spi import describe_table, make_reporter, show_path
+from td_core.spi import Encoded, describe_table, make_reporter, show_path
 from td_core.typing import Progress
 
 from .._checksums import Checksum

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from td_core import TensorCollection, TensorDict
-from td_core import split_value as split
 from td_core.errors import KeyPathError, StructureError, UnsupportedOperationError
 from td_core.spi import EntrySchema, Keeper, Node, as_batch_size, lock, make_dense, show_path, visit, walk
+from td_core.spi import split_value as split
 from td_core.typing import NO_DEFAULT, Names, NestedKey
 
 from .._stored_tensor import StoredTensor

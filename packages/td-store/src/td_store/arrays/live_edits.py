@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, TensorDictBase
+from td_core import TensorDictBase
 from td_core.errors import BatchSizeError, LockedError, StructureError
-from td_core.spi import Node, show_path, visit, walk
+from td_core.spi import Encoded, Node, show_path, visit, walk
 from td_core.typing import Names
 
 from .._stored_tensor import StoredTensor

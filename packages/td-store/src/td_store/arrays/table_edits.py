@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from td_core import Encoded, encode
 from td_core.errors import KeyPathError
-from td_core.spi import Node, dump_table, prune_table, show_path, visit
+from td_core.spi import Encoded, Node, dump_table, encode, prune_table, show_path, visit
 
 from .array_rows import Row
 

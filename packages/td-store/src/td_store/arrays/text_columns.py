@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from td_core import Encoded
 from td_core.errors import FormatError
-from td_core.spi import load_table
+from td_core.spi import Encoded, load_table
 
 from .array_rows import Row, Rows
 from .places import list_names, read_shape
