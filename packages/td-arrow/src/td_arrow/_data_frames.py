@@ -353,6 +353,11 @@ def _fill_missing(leaf: Tensor, valid: Any, path: Path, reader: ColumnReader) ->
 def _read_objects(pd: Any, series: Any, path: Path, reader: ColumnReader) -> Any:
     """Return what a column of Python objects is: a dense leaf of arrays, numbers of one type, lists, or values."""
     values = [None if value is pd.NA or value is pd.NaT else value for value in series]
+    if {*map(type, values)} - {
+        float,
+        type(None),
+    }:  # a NaN among other objects is how pandas writes a missing one
+        values = [None if isinstance(value, float) and value != value else value for value in values]
     present = [value for value in values if value is not None]
     kinds = {*map(type, present)}
     if present and all(isinstance(value, (np.ndarray, Tensor)) for value in present):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import pyarrow as pa
 import torch
 
 from td_core import TensorDict
-from td_core.errors import FormatError
 from td_core.spi import as_tensor
 
+from ._data_frames import from_pandas, import_pandas
 from ._from_arrow import as_table, from_arrow
 
 
@@ -30,29 +31,10 @@ def read_column(column: Any, batch_size: torch.Size, device: object) -> Any:
 
 
 def read_series(series: Any, batch_size: torch.Size, device: object) -> Any:
-    """Return the elements of a column or index of pandas, as :func:`read_column`; objects become what a list of them does."""
-    if series.dtype == object and any(isinstance(item, (np.ndarray, torch.Tensor)) for item in series):
-        return _read_objects(series)
-    try:
-        array = pa.array(series, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        return _read_objects(series)
-    return _read_table(pa.table({"column": array}))._children()["column"]
-
-
-def _read_objects(series: Any) -> Any:
-    """Return the entry of a list of the objects of a column, whose missing ones are None."""
-    items = [None if _is_missing(item) else item for item in series]
-    return TensorDict({"data": items}, [len(items)])._children()["data"]
-
-
-def _is_missing(item: object) -> bool:
-    """Return True for None, and for the missing values of pandas: NA, NaT and a NaN among objects."""
-    return (
-        item is None
-        or type(item).__name__ in ("NAType", "NaTType")
-        or (isinstance(item, float) and item != item)
-    )
+    """Return the elements of a column, an index or an array of pandas, as :func:`read_column`."""
+    pd = import_pandas("from_pandas")
+    column = pd.Series(list(series), dtype=object) if isinstance(series, pd.MultiIndex) else pd.Series(series)
+    return _read_frame(pd.DataFrame({"column": column}))._children()["column"]
 
 
 def read_dataset_column(column: Any, batch_size: torch.Size, device: object) -> Any:
@@ -67,24 +49,21 @@ def read_table(table: Any, batch_size: torch.Size, device: object) -> Any:
 
 
 def read_frame(frame: Any, batch_size: torch.Size, device: object) -> Any:
-    """Return the collection of a data frame of pandas, without its index; columns of several levels become nested keys.
-
-    Raises:
-        FormatError: two columns have one name.
-    """
-    names = [tuple(map(str, name)) if isinstance(name, tuple) else str(name) for name in frame.columns]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise FormatError(f"two columns are called {repeated[0]!r}: rename one")
-    columns = [read_series(frame.iloc[:, i], batch_size, device) for i in range(len(names))]
-    return TensorDict(dict(zip(names, columns)), [len(frame)])
+    """Return the collection of a data frame of pandas, without its index; columns of several levels become nested keys."""
+    return _read_frame(frame)
 
 
-def _read_table(table: Any) -> Any:
+def _read_frame(frame: Any) -> Any:
+    with _rephrase_nulls():
+        # A frame does not change when a leaf does.
+        return from_pandas(frame, times="values", categories="values", index=False).clone()
+
+
+@contextlib.contextmanager
+def _rephrase_nulls() -> Iterator[None]:
+    """Say in the error of missing numbers what a program that sets an entry can do."""
     try:
-        return from_arrow(
-            as_table(table), nulls="auto", copy=True
-        )  # a frame does not change when a leaf does
+        yield
     except ValueError as error:
         problem, found, _ = str(error).partition(": pass nulls=")
         if not found:
@@ -92,6 +71,13 @@ def _read_table(table: Any) -> Any:
         raise ValueError(
             f"{problem}: fill them first, or convert the table by from_arrow(..., nulls=...)"
         ) from error
+
+
+def _read_table(table: Any) -> Any:
+    with _rephrase_nulls():
+        return from_arrow(
+            as_table(table), nulls="auto", copy=True
+        )  # a frame does not change when a leaf does
 
 
 def read_tensor(tensor: Any, batch_size: torch.Size, device: object) -> Any:
