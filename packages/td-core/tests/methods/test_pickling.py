@@ -346,3 +346,29 @@ def test_pickle_uses_getstate_or_reduce_of_subclass(protocol: int) -> None:
     assert type(again) is Own and again.note == "own" and again.is_locked and again["a"].tolist() == [1, 1]
     found = pickle.loads(pickle.dumps(Reduced({"a": 1}), protocol))
     assert type(found) is Noted and list(found.keys()) == ["reduced"]
+
+
+def test_deepcopy_of_list_keeps_what_collections_share() -> None:
+    shared, node = torch.ones(2), TensorDict({"x": torch.zeros(3)})
+    first = TensorDict({"a": shared, "n": node})
+    second = TensorDict({"b": shared, "m": node, "view": shared[:1]})
+    one, other = deepcopy([first, second])
+    assert one["a"] is other["b"] and one["n"] is other["m"]
+    assert one["a"] is not shared and one["n"] is not node
+    other["view"].add_(1)
+    assert one["a"].tolist() == [2, 1] and shared.tolist() == [1, 1]
+
+
+def test_deepcopy_keeps_names_gradients_and_lock() -> None:
+    td = TensorDict({"n": TensorDict({"p": torch.nn.Parameter(torch.ones(2))}, [2])}, [2], names=["time"])
+    td["n", "p"].grad = torch.full((2,), 3.0)
+    copied = deepcopy(td.lock_())
+    assert copied.names == ["time"] and copied.is_locked
+    assert type(copied["n", "p"]) is torch.nn.Parameter and copied["n", "p"].grad.tolist() == [3, 3]
+    assert deepcopy(copied.unlock_())["n", "p"].grad.tolist() == [3, 3]
+
+
+def test_deepcopy_node_under_two_keys_stays_one() -> None:
+    node = TensorDict({"x": torch.zeros(3)})
+    copied = deepcopy(TensorDict({"a": node, "b": node}))
+    assert copied["a"] is copied["b"]

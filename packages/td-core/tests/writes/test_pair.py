@@ -161,3 +161,16 @@ def test_try_copy_whole_at_index_of_other_rows_writes_nothing() -> None:
     td = make_td()
     assert try_copy_whole(td, make_td(7.0, 3), plan=plan_index(torch.tensor([0, 1]), td.batch_size)) is False
     assert not any(leaf.any() for leaf in td._leaves())
+
+
+def test_update_with_leaves_of_target_writes_only_others() -> None:
+    target = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)})
+    source = TensorDict({"a": target["a"], "b": torch.ones(2)})
+    assert target.update_(source) is target
+    assert target["a"].tolist() == [0, 0] and target["b"].tolist() == [1, 1]
+    versions = target["b"]._version
+    assert target.update_(target) is target and target.update_(target.clone(False)) is target
+    assert target["b"]._version == versions
+    source["a"] = target["a"] = torch.zeros(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        target.update_(source)

@@ -24,7 +24,8 @@ from .._tree.buffers import Leaves
 from .._tree.components import JaggedParts, get_parts
 from .._tree.defaults import add_key_note
 from .._tree.devices import fix_decoded_devices
-from .._tree.node import Core, CoreT
+from .._tree.node import Core, CoreT, make_dense
+from .._tree.walks import walk
 from .decode import decode, decode_all
 from .node_kinds import KINDS, Encoded, encode, get_key_path
 
@@ -109,6 +110,9 @@ def restore_state(node: Core, state: Any) -> None:
 
 def copy_deeply(node: Core, memo: dict[int, Any]) -> object:
     """Copy the leaves and values of a collection, see :func:`copy.deepcopy`; an object that occurs twice is copied once."""
+    dense = _copy_dense(node, memo)
+    if dense is not None:
+        return dense
     encoded = encode(node, shared=True)
     _copy_plain(encoded.leaves, memo)
     leaves: list[Tensor] = []
@@ -131,6 +135,26 @@ def copy_deeply(node: Core, memo: dict[int, Any]) -> object:
         if position not in made:
             KINDS.set_attributes(copied[position], deepcopy(attributes, memo))
     return copied[0]
+
+
+def _copy_dense(node: Core, memo: dict[int, Any]) -> Core | None:
+    """Copy a tree of plain nodes without their encoding; None if it has other nodes, a locked one, or one twice."""
+    plain = type(make_dense({}, node.batch_size))
+    nodes = [*walk(node)] if type(node) is plain else []
+    if not nodes or {*map(type, nodes)} != {plain} or len({*map(id, nodes)}) < len(nodes):
+        return None
+    if any(level._locked or id(level) in memo for level in nodes):
+        return None
+    leaves: list[Tensor] = []
+    treedef = node._flatten_leaves(leaves)
+    _copy_plain(leaves, memo)
+    try:
+        copied = node._unflatten([deepcopy(leaf, memo) for leaf in leaves], treedef)
+    except Exception:
+        return None  # the encoding has the key of the leaf for the error
+    memo.setdefault(id(memo), []).append(nodes)
+    memo.update(zip(map(id, nodes), walk(copied)))
+    return copied
 
 
 def copy_with_attributes(node: CoreT) -> CoreT:

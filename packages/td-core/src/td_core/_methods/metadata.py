@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from .._functions.metadata import (
     change_batch_sizes,
@@ -208,7 +209,9 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
         False
         """
-        return not has_lazy_stack(self) and all(leaf.is_contiguous() for leaf in self._leaves())
+        leaves: list[Tensor] = []
+        levels = self._flatten_leaves(leaves)
+        return (type(levels) is dict or not has_lazy_stack(self)) and all(map(Tensor.is_contiguous, leaves))
 
     @property
     def is_packed(self) -> bool:

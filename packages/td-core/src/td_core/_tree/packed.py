@@ -17,7 +17,7 @@ from torch import Tensor
 from .._torch.kernels import PLAIN
 from .._torch.private import functorch_level, guard_forms, increase_versions, is_traced
 from .node import Core, CoreT
-from .walks import walk
+from .walks import list_levels
 
 #: Key of the mark in ``_backends``. Unlocking a node keeps it: the leaves stay where they are.
 PACKED = "packed"
@@ -105,7 +105,7 @@ class Packed:
     def read(self, root: Core) -> bool:
         """Find the places of all leaves in the storage; False if a leaf is elsewhere, or two of them overlap."""
         self._leaves = None
-        levels = _list_levels(root)
+        levels = list_levels(root)
         leaves = root._leaves()
         places = None if levels is None else _find_places(levels, leaves, self.storage)
         used = None if places is None else _order_places(places)
@@ -260,18 +260,6 @@ def list_filled(root: Core) -> list[Tensor] | None:
     if mark is None or len({*mark.places}) < len(mark.places):
         return None
     return mark.filled
-
-
-def _list_levels(root: Core) -> list[tuple[Core, list[str], list[Any]]] | None:
-    """Return each node with its keys and entries; None if a node makes its entries when they are read, or has values."""
-    levels = []
-    for node in walk(root):
-        inner = node._inner()
-        held = inner._children()
-        if type(held) is not dict or inner._children() is not held:
-            return None
-        levels.append((node, [*held], [*held.values()]))
-    return levels
 
 
 def _find_places(

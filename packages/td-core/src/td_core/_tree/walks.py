@@ -102,6 +102,18 @@ def walk_levels(root: Core) -> Iterator[tuple[Core, Position, dict[str, Any]]]:
         todo.extend((child, (position, key)) for key, child in entries.items() if has_entries(child))
 
 
+def list_levels(root: Core) -> list[tuple[Core, list[str], list[Any]]] | None:
+    """Return each node with its keys and entries; None if a node makes its entries when they are read, or has values."""
+    levels = []
+    for node in walk(root):
+        inner = node._inner()
+        held = inner._children()
+        if type(held) is not dict or inner._children() is not held:
+            return None
+        levels.append((node, [*held], [*held.values()]))
+    return levels
+
+
 def get_path(position: Position, *keys: str) -> tuple[str, ...]:
     """Return the key path of a position, extended by ``keys``."""
     parents = []

@@ -92,6 +92,8 @@ def try_copy_whole(
     target: Core, source: object, non_blocking: bool = False, plan: IndexPlan | None = None
 ) -> bool:
     """Copy all leaves of a collection or dict, in one fused call if a plan is not of positions or a mask."""
+    if plan is None and source is target:
+        return True
     if plan is None and target._inner()._backends is not None:
         if try_copy_packed(target, source, non_blocking):
             return True
@@ -114,6 +116,12 @@ def try_copy_leaves(
         leaves = _take_views(leaves, plan)
     if not leaves or functorch_level() is not None:
         return False
+    if leaves[0] is values[0] and are_writable(leaves):
+        # A source that has leaves of the target, such as an updated copy of it, writes only the others.
+        pairs = [(leaf, value) for leaf, value in zip(leaves, values) if leaf is not value]
+        leaves, values = [leaf for leaf, _ in pairs], [value for _, value in pairs]
+        if not pairs:
+            return True
     if not _can_write(target, "copy", leaves, values, have_same_sizes):
         return False
     for item in get_backends(target) if type(source) is not dict and isinstance(source, Core) else ():
