@@ -359,13 +359,15 @@ def test_deepcopy_of_list_keeps_what_collections_share() -> None:
     assert one["a"].tolist() == [2, 1] and shared.tolist() == [1, 1]
 
 
-def test_deepcopy_keeps_names_gradients_and_lock() -> None:
-    td = TensorDict({"n": TensorDict({"p": torch.nn.Parameter(torch.ones(2))}, [2])}, [2], names=["time"])
-    td["n", "p"].grad = torch.full((2,), 3.0)
-    copied = deepcopy(td.lock_())
-    assert copied.names == ["time"] and copied.is_locked
-    assert type(copied["n", "p"]) is torch.nn.Parameter and copied["n", "p"].grad.tolist() == [3, 3]
-    assert deepcopy(copied.unlock_())["n", "p"].grad.tolist() == [3, 3]
+@pytest.mark.parametrize("locked", [False, True])
+def test_deepcopy_keeps_names_gradients_and_lock(locked: bool) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.grad = torch.full((2,), 3.0)
+    td = TensorDict({"n": TensorDict({"p": leaf, "q": torch.nn.Parameter(leaf)}, [2])}, [2], names=["time"])
+    copied = deepcopy(td.lock_() if locked else td)
+    assert copied.names == ["time"] and copied.is_locked is locked
+    assert type(copied["n", "q"]) is torch.nn.Parameter and copied["n", "p"].requires_grad
+    assert copied["n", "p"].grad.tolist() == [3, 3] and copied["n", "p"].grad is not leaf.grad
 
 
 def test_deepcopy_node_under_two_keys_stays_one() -> None:
