@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from order_samples import make_data, take_rows
 from torch.utils.data import DataLoader
 
-from td_core import StructureError, TensorDict, collate
+from td_core import StructureError, TensorDict, collate, lazy_stack
 from td_data import BlockSampler, Concat, Loader, MixtureSampler, Packed, RandomSampler, Slices
+from td_data._reading import read_in_runs
 
 
 def make_episodes(sizes: list[int]) -> TensorDict:
@@ -92,6 +93,46 @@ def test_v1_concat_reads_parts_in_order_of_positions() -> None:
 def test_v1_parts_that_differ_are_refused(change: Any, text: str) -> None:
     with pytest.raises(StructureError, match=text):
         Concat([make_data(10), change(make_data(20))])
+
+
+RUNS: dict[str, Any] = {
+    "dense": lambda: make_data(60),
+    "lazy": lambda: lazy_stack(list(make_data(60).unbind(0))),
+    "tensor": lambda: torch.arange(60),
+    "concat": lambda: Concat({"a": make_data(25), "b": make_data(35)}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@given(st.sets(st.integers(0, 59)))
+def test_rows_in_runs_are_those_at_the_positions(name: str, rows: set[int]) -> None:
+    for positions in (
+        torch.tensor(sorted(rows), dtype=torch.int64),
+        torch.tensor([*range(3, 40), *range(41, 60)]),
+    ):
+        found, wanted = read_in_runs(RUNS[name](), positions), RUNS[name]()[positions]
+        assert type(found) is type(wanted)
+        assert bool((found == wanted).all())
+        assert len(found) == len(positions)
+
+
+class Sliced:
+    """A view that counts how it is read."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        self.found.append(index if isinstance(index, slice) else len(index))
+        return torch.arange(100)[index]
+
+
+def test_long_runs_are_read_by_slices() -> None:
+    view = Sliced()
+    read_in_runs(view, torch.tensor([*range(20), *range(40, 70)]))
+    read_in_runs(view, torch.arange(5, 30))
+    read_in_runs(view, torch.arange(0, 100, 2))
+    assert view.found == [slice(0, 20), slice(40, 70), 25, 50]
 
 
 def test_v1_names_that_replace_an_entry_are_refused() -> None:
@@ -182,6 +223,23 @@ def test_v2_slices_in_windows_read_each_row_once() -> None:
 def test_v2_wrong_argument_of_slices_is_refused(options: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         Slices(make_episodes([5, 9, 3]), options.pop("slice_len", 3), **options)
+
+
+def test_v2_empty_episodes_have_no_blocks() -> None:
+    empty = Slices(make_data(0), 2, ends=[])
+    assert (len(empty), empty.row_blocks()) == (0, [])
+    assert list(Loader(empty, 3, sampler=BlockSampler(empty))) == []
+    assert len(Slices(make_data(0), 2, traj_key="row")) == 0
+
+
+def test_v1_nested_parts_that_differ_are_refused() -> None:
+    nested = Concat([make_data(3), make_data(4)])
+    with pytest.raises(StructureError, match="part 1 differs from the first part: key 'row' has dtype"):
+        Concat([nested, make_data(5).float()])
+    assert Concat([nested, make_data(5)])[[11, 3]]["row"].tolist() == [4, 0]
+    data = make_episodes([5, 9])
+    with pytest.raises(StructureError, match="or rows of another length"):
+        Concat([Slices(data, 2, ends=[14], pad=True), Slices(data, 2, ends=[14])])
 
 
 def test_v2_slices_of_rows_with_dims_have_a_mark_for_each_element() -> None:

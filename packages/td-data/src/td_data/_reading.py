@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from td_core import cat, is_tensor_collection
+from td_core import TensorDict, cat, is_tensor_collection
+from td_core.spi import is_stored
 
 from ._blocks import BlockOrder, Window, list_windows
 from ._device_buffers import DeviceCopies
@@ -102,13 +104,29 @@ def join_batches(parts: list[Any]) -> Any:
     raise TypeError(f"cannot join batches of {type(parts[0]).__name__}: return a collection or a tensor")
 
 
+def read_in_runs(view: Any, positions: Tensor) -> Any:
+    """Read rows by slices of consecutive ones, which stores read several times as fast as positions."""
+    cuts = ((positions.diff() != 1).nonzero().flatten() + 1).tolist()
+    if not cuts or 16 * len(cuts) > len(positions):
+        return view[positions]
+    bounds = pairwise([0, *cuts, len(positions)])
+    parts = [view[int(positions[a]) : int(positions[b - 1]) + 1] for a, b in bounds]
+    stored = [leaf for leaf in view._leaves() if is_stored(leaf)] if is_tensor_collection(view) else []
+    if stored:
+        # A move of one collection reads all of its leaves together.
+        together = TensorDict({str(number): part for number, part in enumerate(parts)})
+        parts = list(together.to(stored[0].device).values())
+    return join_batches(parts)
+
+
 class WindowReader:
     """Reads the windows of blocks, each once, and the next one of a lane while one is used."""
 
     def __init__(self, view: Any, order: BlockOrder, num_threads: int) -> None:
         self._order, self._threads = order, Threads(num_threads)
         self._reads_ahead, self._held = num_threads > 0, dict[tuple[int, int], Future[Any]]()
-        self._read: Callable[[Tensor], Any] = getattr(view, "load_rows", view.__getitem__)
+        read = partial(read_in_runs, view) if is_tensor_collection(view) else view.__getitem__
+        self._read: Callable[[Tensor], Any] = getattr(view, "load_rows", read)
 
     def make_task(self, step: Step) -> Task:
         """Return the task of a batch; forget windows that no later batch needs."""

@@ -98,7 +98,9 @@ class PrioritizedSampler(RingSampler):
         return (priority + self.eps) ** self.alpha if self.alpha else torch.ones_like(priority)
 
     def _write(self, places: Tensor, values: Tensor) -> None:
-        self._sums[0][places] = values
+        """Set priorities; of several for one place, the largest counts."""
+        self._sums[0][places] = 0
+        self._sums[0].scatter_reduce_(0, places, values.expand(places.shape), "amax")
         for level, least in enumerate(self._least):
             places = places >> _SHIFT
             below = self._sums[level].view(-1, _FAN_OUT)
@@ -153,10 +155,9 @@ class PrioritizedSampler(RingSampler):
         held = (numbers >= low) & (numbers < high)
         if priority.numel():
             self._largest = max(self._largest, float(priority.max()))
-        places, back = (numbers[held] % self.capacity).unique(return_inverse=True)
-        values = torch.zeros(len(places), dtype=torch.float64)
-        self._write(places, self._raise(values.scatter_reduce_(0, back, priority[held], "amax")))
-        return len(back)
+        places = numbers[held] % self.capacity
+        self._write(places, self._raise(priority[held]))
+        return len(places)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the priorities, and the largest one."""

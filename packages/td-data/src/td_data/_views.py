@@ -17,7 +17,7 @@ from td_core.spi import row_buffers
 from td_core.typing import NestedKey
 
 from ._order import as_positions, check_count, check_seed, make_keys, mix, permute
-from ._reading import join_batches
+from ._reading import join_batches, read_in_runs
 
 #: Rows of a key that are read at a time, to find episodes.
 _BLOCK = 1 << 20
@@ -49,6 +49,10 @@ class View(ABC):
                 f"position {int(positions[wrong][0])} is out of range: the view has {len(self)} rows"
             )
         return self._read(torch.where(positions < 0, positions + len(self), positions))
+
+    def load_rows(self, positions: Tensor) -> Any:
+        """Read many rows at once, for a window of blocks; return a view of them in memory."""
+        return read_in_runs(self, positions)
 
     def __getitems__(self, indices: list[int]) -> Any:
         """Return a batch, for a ``DataLoader`` of torch."""
@@ -221,7 +225,12 @@ class Slices(View):
         """Read the rows of many slices, each row once, and return a view of these slices in memory."""
         rows, is_pad = self._find(positions)
         needed, places = rows.unique(return_inverse=True)
-        return _LoadedSlices(self, self.data[needed], places, is_pad)
+        read = (
+            read_in_runs
+            if isinstance(self.data, View) or is_tensor_collection(self.data)
+            else operator.getitem
+        )
+        return _LoadedSlices(self, read(self.data, needed), places, is_pad)
 
     def row_blocks(self) -> list[range]:
         """Return the slices whose first rows are in a block of the data, for a :class:`BlockSampler`."""
