@@ -402,6 +402,7 @@ def bench(session: nox.Session) -> None:
         environment.run(script)
     environment.run("benchmarks/nn.py")
     environment.run("benchmarks/stores.py")
+    environment.run("benchmarks/tables.py")
     environment.run("benchmarks/ops.py", *session.posargs)
 
 

@@ -209,7 +209,7 @@ class _Opening:
 
 def view_column(table: ArrowTable, path: Path, dense: Dense) -> Tensor | None:
     """Return a leaf that is a view of a mapped file; None if it is compressed, or has nulls or bits."""
-    array = next(get_columns(pa.Table.from_batches(table.batches, table.schema), [path]))[1].chunk(0)
+    array = next(get_columns(table.whole, [path]))[1].chunk(0)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_fixed_size_binary(array.type):

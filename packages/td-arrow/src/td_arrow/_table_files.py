@@ -163,11 +163,14 @@ class ArrowTable:
             for batch in self.batches if check else ():
                 _check_batch(batch)
         self.groups = [batch.num_rows for batch in self.batches]
+        self.whole = pa.Table.from_batches(self.batches, self.schema)
 
     def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Iterator[tuple[Path, Any]]:
         """Yield the array of each column path, of some batches or all."""
-        chosen = self.batches if groups is None else [self.batches[i] for i in groups]
-        yield from get_columns(pa.Table.from_batches(chosen, self.schema), paths)
+        table = self.whole
+        if groups is not None:
+            table = pa.Table.from_batches([self.batches[i] for i in groups], self.schema)
+        yield from get_columns(table, paths)
 
     def find_groups(self, condition: Any) -> list[int]:
         """Return all batches: files of Arrow have no statistics."""
