@@ -174,7 +174,7 @@ def test_load_broken_plugin_warns_once(
 
 def test_import_plugin_before_hooks_exist_warns_with_advice(fakes: Fakes) -> None:
     fakes.add("early", GOOD.format(name="is_early"), points={"early": "early_plugin"})
-    (fakes.folder / "early.py").write_text("from td_core import hookimpl\nword = 1\n")
+    (fakes.folder / "early.py").write_text("from td_core.spi import hookimpl\nword = 1\n")
     (fakes.folder / "early_plugin.py").write_text("from early import word\n")
     done = fakes.python("import early", TD_PLUGINS="early")
     assert done.returncode == 0

@@ -125,7 +125,7 @@ def test_coercer_by_name_converts_values(cls: Any) -> None:
 
 def test_coercer_by_name_does_not_import_library() -> None:
     code = (
-        "import sys; import td_core; from td_core import Coercer, hookimpl, TensorDict\n"
+        "import sys; import td_core; from td_core import TensorDict; from td_core.spi import Coercer, hookimpl\n"
         "class P:\n"
         "    @hookimpl\n"
         "    def td_coercers(self): return [Coercer(('pandas.Series', 'colorsys.Nothing'), lambda v, b, d: v)]\n"
