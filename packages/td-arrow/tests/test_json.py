@@ -132,6 +132,44 @@ def test_rule_chooses_type_of_field(name: str, path: Path) -> None:
     assert repr(found.tolist() if dtype else list(found)) == repr(expected)
 
 
+#: Records of other forms than those of :data:`RULE`.
+FORMS: dict[str, list[Any]] = {
+    "no name in some": [{"a": 1.5}, {"b": "x"}],
+    "levels": [{"n": {"a": 1, "m": {"b": "x"}}}, {"n": {"a": 2, "m": {"b": None}}}],
+    "missing level": [{"n": {"a": "x"}}, {}],
+    "empty level": [{"n": {}}, {"n": {}}],
+    "dates": [{"a": "2020-01-01T00:00:00", "n": {"a": "2020-01-01"}}],
+    "lists of dates": [{"a": ["2020-01-01"]}],
+    "lists of records": [{"a": [{"b": 1}, {"c": 2}]}],
+    "lists of lists": [{"a": [[1, 2], [3, 4]]}],
+    "lists of floats": [{"a": [1.5, 2.5]}, {"a": [2.5]}],
+    "empty lists": [{"a": []}, {"a": []}],
+    "large integers": [{"a": 2**63, "n": {"a": 2**64 - 1}}],
+    "nothing": [{}, {}],
+}
+
+
+def list_entries(td: Any) -> str:
+    """Return the elements of all entries as text, in which NaN is equal to NaN."""
+    items = td.to_dict().items()
+    parts = [(key, value.unbind() if getattr(value, "is_nested", False) else value) for key, value in items]
+    return repr(parts)
+
+
+@pytest.mark.parametrize("name", [*RULE, *FORMS])
+def test_lines_are_read_as_arrays_are(name: str, path: Path) -> None:
+    content = json.dumps(FORMS[name]) if name in FORMS else RULE[name][0].lstrip("\ufeff")
+    if content[0] != "[":
+        pytest.skip("it is lines")
+    whole = read(path, content)
+    lines = read(path, "".join(json.dumps(record) + "\n" for record in json.loads(content)))
+    assert whole.batch_size == lines.batch_size
+    assert list_entries(whole) == list_entries(lines)
+    assert [getattr(leaf, "dtype", None) for leaf in whole.values(True, True)] == [
+        getattr(leaf, "dtype", None) for leaf in lines.values(True, True)
+    ]
+
+
 def test_no_key_has_a_meaning(path: Path) -> None:
     td = read(path, '[{"date": 31536001, "timestamp": 1, "made_at": "1"}]')
     assert (td["date"].tolist(), td["timestamp"].tolist(), td["made_at"]) == ([31536001], [1], ["1"])

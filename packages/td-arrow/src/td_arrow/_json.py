@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pjson
 import torch
 
 from td_core import KeyPathError, NestedKey
@@ -28,6 +31,8 @@ from ._write_columns import to_arrow
 
 #: The rows whose text is made at a time.
 _ROWS = 1 << 16
+#: The most bytes that Arrow parses at a time, in which it has one type for each field.
+_MOST_BLOCK = 1 << 30
 
 
 def to_json(
@@ -74,7 +79,8 @@ def to_json(
         for start in range(0, table.num_rows, _ROWS):
             records = _write_records(table.slice(start, _ROWS), nonfinite, start)
             sink.write((between if start else "").encode())
-            sink.write(between.join(records.to_pylist()).encode())
+            whole = pa.LargeListArray.from_arrays(pa.array([0, len(records)], pa.int64()), records)
+            sink.write(pc.binary_join(whole, pa.scalar(between, pa.large_string()))[0].as_buffer())
         sink.write((end if table.num_rows or not lines else "").encode())
     if schema:
         save_schema(path, table.schema)
@@ -140,11 +146,10 @@ def read_json(
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise FormatError(f"{where}, line {line}: its bytes are not UTF-8") from error
-    records = _parse_records(text, lines if text.strip() or found is None else True, where)
-    if found is not None:
-        table = _fit_schema(records, found, where)
-    else:
-        table = _infer_table(records, where)
+    table = _parse_quickly(content, lines) if found is None else None
+    if table is None:
+        records = _parse_records(text, lines if text.strip() or found is None else True, where)
+        table = _infer_table(records, where) if found is None else _fit_schema(records, found, where)
     result = from_arrow(
         table,
         nulls=add_default(nulls),
@@ -159,6 +164,47 @@ def read_json(
             raise KeyPathError(f"{where}: there is no {key!r} for dtypes")
         result.set(key, result.get(key).to(dtype))
     return result if rows is None else result[rows]
+
+
+def _parse_quickly(content: bytes, lines: bool | None) -> Any:
+    """Return the table that Arrow makes of one record a line; None where the rule for types differs from that of Arrow."""
+    if lines is False or content[:1] != b"{":
+        return None
+    options = pjson.ReadOptions(block_size=max(1 << 20, min(len(content), _MOST_BLOCK)))
+    try:
+        table = pjson.read_json(io.BytesIO(content), read_options=options)
+        dates = [item.name for item in table.schema if pa.types.is_temporal(item.type)]
+        if dates:
+            explicit = pa.schema([(name, pa.string()) for name in dates])
+            parse = pjson.ParseOptions(explicit_schema=explicit)
+            table = pjson.read_json(io.BytesIO(content), read_options=options, parse_options=parse)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    # Arrow reads records of several lines, too.
+    if table.num_rows != content.count(b"\n") + (content[-1:] != b"\n"):
+        return None
+    if not table.schema.names or not all(_is_plain(chunks) for chunks in table.columns):
+        return None
+    return table
+
+
+def _is_plain(array: Any) -> bool:
+    """Return True for a column that Arrow reads as the rule says: no dates, no large integers, no records in lists."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        parts = range(kind.num_fields)
+        return bool(parts) and all(
+            _is_plain(pa.chunked_array([each.field(i) for each in array.chunks])) for i in parts
+        )
+    if pa.types.is_list(kind):
+        inner = kind.value_type
+        return not (pa.types.is_nested(inner) or pa.types.is_null(inner)) and _is_plain(
+            pc.list_flatten(array)
+        )
+    if pa.types.is_floating(kind):
+        # Integers of more than 64 bits are floats of Arrow.
+        return not pc.any(pc.greater_equal(pc.abs(array), 2.0**63)).as_py()
+    return not pa.types.is_temporal(kind)
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -86,6 +86,8 @@ def write_numbers(array: Any) -> Any:
     if pa.types.is_float16(array.type):
         array = pa.array(array.to_numpy(zero_copy_only=False).astype("f4"), mask=_mask_nulls(array))
     text = array.cast(pa.string()).cast(_TEXT)
+    if not pc.any(pc.equal(array, pc.trunc(array))).as_py():
+        return text
     return pc.replace_substring_regex(text, r"^(-?\d+)$", r"\1.0")
 
 

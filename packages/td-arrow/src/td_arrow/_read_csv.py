@@ -49,7 +49,7 @@ class CsvText:
         self._parse = {
             "delimiter": delimiter,
             "quote_char": '"' if quotes else False,
-            "newlines_in_values": True,
+            "newlines_in_values": quotes,
         }
         lines = io.TextIOWrapper(io.BytesIO(self.content), "utf-8", newline="")
         reader = csv.reader(
@@ -67,6 +67,10 @@ class CsvText:
             raise FormatError(f"{where}: the file is empty: it has no line with the names of columns")
         self.names = first if header else [str(i) for i in range(len(first))]
         self._skipped = skip + (reader.line_num if header else 0)
+        parts = self.content.split(b"\n", self._skipped)
+        self._rows = parts[-1] if len(parts) > self._skipped else b""
+        if b'"' not in self._rows:
+            self._parse["newlines_in_values"] = False  # Arrow is faster
         repeated = [name for name, count in Counter(self.names).items() if count > 1]
         if repeated:
             raise FormatError(f"{where}: two columns are called {repeated[0]!r}: rename one")
@@ -102,14 +106,15 @@ class CsvText:
             raise self._explain(options, error) from error
 
     def _read_with(self, options: Any, handler: Any) -> Any:
-        text = self.content.split(b"\n", self._skipped)
         has_blank_rows = len(self.names) == 1  # a line without text is a missing field
-        if len(text) <= self._skipped or not (text[-1] if has_blank_rows else text[-1].strip(b"\r\n")):
+        if not self._rows or (
+            not has_blank_rows and self._rows[:1] in b"\r\n" and not self._rows.strip(b"\r\n")
+        ):
             types = options.column_types
             names = options.include_columns or self.names
             return pa.table({name: pa.array([], types.get(name, pa.null())) for name in names})
         return pcsv.read_csv(
-            io.BytesIO(text[-1]),
+            pa.BufferReader(self._rows),
             read_options=pcsv.ReadOptions(column_names=self.names, use_threads=handler is None),
             parse_options=pcsv.ParseOptions(
                 **self._parse, ignore_empty_lines=not has_blank_rows, invalid_row_handler=handler
@@ -141,8 +146,18 @@ class CsvText:
 
     def has_leading_zeros(self) -> bool:
         """Return True if a field may begin with a zero and a digit, or be hexadecimal."""
-        begin = rb"(?:^|[\r\n\"" + re.escape(self._delimiter.encode()) + rb" ])[+-]?0[0-9xX]"
-        return re.search(begin, self.content) is not None
+        content = np.frombuffer(self.content, np.uint8)
+        zeros = np.flatnonzero(content[:-1] == ord("0"))
+        zeros = zeros[_is_one_of(content[zeros + 1], b"0123456789xX")]
+        before = np.where(zeros > 0, content[zeros - 1], ord("\n"))
+        return bool(_is_one_of(before, b'\r\n" +-' + self._delimiter.encode()).any())
+
+
+def _is_one_of(characters: Any, wanted: bytes) -> Any:
+    """Return where characters are some of ASCII."""
+    table = np.zeros(256, bool)
+    table[list(wanted)] = True
+    return table[characters]
 
 
 def read_csv(

@@ -121,25 +121,34 @@ class _Folder:
         if not shards:
             return {}
         names, encodings = shards[0]["column_names"], shards[0]["column_encodings"]
-        pieces: list[Any] = [None] * len(picked)
+        sizes = [find_size(encoding) for encoding in encodings]
+        pieces: list[Any] = [
+            [None] * len(picked) if size is None else np.empty((len(picked), size), np.uint8)
+            for size in sizes
+        ]
         first = 0
         for shard in shards:
             places = np.flatnonzero((picked >= first) & (picked < first + shard["samples"]))
             if len(places):
-                samples = self._read_shard(shard, picked[places] - first)
-                for place, sample in zip(places.tolist(), samples, strict=True):
-                    pieces[place] = sample
+                for column, cells in zip(
+                    pieces, self._read_shard(shard, picked[places] - first, sizes), strict=True
+                ):
+                    if isinstance(column, np.ndarray):
+                        column[places] = cells
+                        continue
+                    for place, cell in zip(places.tolist(), cells, strict=True):
+                        column[place] = cell
             first += shard["samples"]
         result = {}
         for number, (name, encoding) in enumerate(zip(names, encodings, strict=True)):
             try:
-                result[name] = encoding, decode_cells(encoding, [sample[number] for sample in pieces])
+                result[name] = encoding, decode_cells(encoding, pieces[number])
             except FormatError as error:
                 raise FormatError(f"{self.where}: column {name!r}: {error}") from error
         return result
 
-    def _read_shard(self, shard: Mapping[str, Any], wanted: Any) -> list[list[Any]]:
-        """Return the bytes of the cells of some samples of a shard."""
+    def _read_shard(self, shard: Mapping[str, Any], wanted: Any, sizes: Sequence[int | None]) -> list[Any]:
+        """Return for each column the bytes of the cells of some samples of a shard: a matrix if all have one size."""
         packed = shard.get("zip_data")
         info, is_packed = (packed, True) if packed else (shard["raw_data"], False)
         try:
@@ -153,9 +162,24 @@ class _Folder:
         where = f"{self.where}/{info['basename']}"
         content = unpack_shard(shard, data, is_packed, where)
         offsets = read_offsets(content, shard["samples"], where)
-        sizes = [find_size(encoding) for encoding in shard["column_encodings"]]
+        if None not in sizes:
+            return _split_fixed(content, offsets, wanted, [size or 0 for size in sizes], where)
         view = memoryview(content)
-        return [_split_sample(view[offsets[i] : offsets[i + 1]], sizes, where) for i in wanted.tolist()]
+        samples = [_split_sample(view[offsets[i] : offsets[i + 1]], sizes, where) for i in wanted.tolist()]
+        columns: list[Any] = [*map(list, zip(*samples, strict=True))]
+        return [
+            cells if size is None else np.frombuffer(b"".join(cells), np.uint8).reshape(len(cells), size)
+            for cells, size in zip(columns, sizes, strict=True)
+        ]
+
+
+def _split_fixed(content: bytes, offsets: Any, wanted: Any, sizes: Sequence[int], where: str) -> list[Any]:
+    """Return the columns of samples of one size."""
+    if (np.diff(offsets) != sum(sizes)).any():
+        raise FormatError(f"{where} is damaged: the cells of a sample are not those of its columns")
+    samples = np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]].reshape(len(offsets) - 1, sum(sizes))
+    ends = np.cumsum(sizes).tolist()
+    return [samples[wanted, end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def _split_sample(sample: Any, sizes: Sequence[int | None], where: str) -> list[Any]:
