@@ -34,12 +34,16 @@ PLACES = {
     "hdf5": Place("hdf5", "x.h5", "td_hdf5"),
     "zarr": Place("zarr", "x.zarr", "td_zarr"),
     "zip": Place("zarr", "x.zarr.zip", "td_zarr"),
+    "parquet": Place("parquet", "x.parquet", "td_arrow"),
+    "arrow": Place("arrow", "x.arrow", "td_arrow"),
 }
 
 
 def find_place(name: str) -> Place:
     """Return a place; skip the test if its package is not installed."""
     pytest.importorskip(PLACES[name].package)
+    if PLACES[name].package == "td_arrow":
+        pytest.importorskip("pyarrow")
     return PLACES[name]
 
 

@@ -17,11 +17,8 @@ MODULES = (
     ".nn.tensorclass_module", ".prototype", ".prototype.fx", ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
 )  # fmt: skip
 
-#: Names of persistent stores, of other file formats, and of tools unrelated to tensors.
-EXCLUDED = {
-    "LazyStackedTensorDictStore", "TensorDictStore", "from_arrow", "from_csv", "from_json", "from_pandas", "from_parquet",
-    "timeit", "to_arrow",
-}  # fmt: skip
+#: Names of persistent stores, and of a tool unrelated to tensors.
+EXCLUDED = {"LazyStackedTensorDictStore", "TensorDictStore", "timeit"}
 
 PUBLISHED = """
 import importlib, json, sys, warnings

@@ -205,6 +205,12 @@ ABSENT = {
     "tensordict.from_h5": "td-hdf5",
     "tensordict.base.from_h5": "td-hdf5",
     "tensordict.from_zarr": "td-zarr",
+    "tensordict.from_arrow": "td-arrow",
+    "tensordict.to_arrow": "td-arrow",
+    "tensordict.from_pandas": "td-arrow",
+    "tensordict.from_parquet": "td-arrow",
+    "tensordict.from_csv": "td-arrow",
+    "tensordict.from_json": "td-arrow",
     "tensordict.PersistentTensorDict": "td-hdf5",
     "tensordict.persistent.PersistentTensorDict": "td-hdf5",
 }
@@ -214,7 +220,7 @@ def test_name_of_missing_package_imports_and_names_it_when_used(tmp_path):
     first = """
 import sys
 from importlib import import_module
-sys.modules.update(td_safetensors=None, td_hdf5=None, td_zarr=None)
+sys.modules.update(td_safetensors=None, td_hdf5=None, td_zarr=None, td_arrow=None)
 def find(name):
     module, _, item = name.rpartition(".")
     return getattr(import_module(module), item)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from td_arrow.plugin import ArrowFormat, ParquetFormat
 from td_core import TensorDict, append, load, save
@@ -14,7 +15,9 @@ from td_core import open as open_save
 from td_core.errors import TensorDictError, UnsupportedOperationError
 from td_core.spi import Serializer
 from td_core.testing import SerializerTests, assert_same
-from td_store.testing import OpenTests
+from td_core.typing import Source
+from td_store.arrays import KeptSource
+from td_store.testing import OpenTests, SourceTests
 
 
 class TableTests(SerializerTests):
@@ -81,3 +84,16 @@ class TestOpenParquet(OpenTests):
     def open(self, data: TensorDict, folder: Path) -> Any:
         save(data, folder / "x.parquet", row_group_size=2)
         return open_save(folder / "x.parquet", mode="c").unlock_()
+
+
+class TestMappedColumn(SourceTests):
+    dtypes: ClassVar[list[torch.dtype]] = [
+        d for d in SourceTests.dtypes if d != torch.bool
+    ]  # bools are bits in Arrow
+
+    def make(self, array: Tensor, folder: Path) -> Source:
+        if not array.ndim or not array.numel():  # these are in the header
+            return KeptSource(array.clone())
+        save(TensorDict({"a": array}, [len(array)]), folder / "x.arrow")
+        source: Source = open_save(folder / "x.arrow", mode="r+")["a"].source
+        return source
