@@ -396,7 +396,7 @@ def add_content(folder: Path, content: bytes) -> None:
     """Add an encoded value to a heap, and point the slot of row 1 to it."""
     heap = (folder / "%heap-0.memmap").read_bytes()
     encoder = value_rows.RowEncoder(len(heap))
-    replace_slot(folder, encoder.add_content(content))
+    replace_slot(folder, int(encoder.add_contents([content])[0]))
     (folder / "%heap-0.memmap").write_bytes(heap + encoder.records)
 
 

@@ -395,7 +395,7 @@ class Reader:
         slots = read_slots(self.tree, node.parts, slots_name, level.batch_size.numel())
         where = self._locate(node, slots_name)
         values = decode_rows(slots, read_row_file(self.tree, node.parts, heap_name), str(where))
-        if any(separate := list_separate(slots)):
+        if separate := list_separate(slots):
             joints = level.meta.get("joints")
             if not isinstance(joints, dict):
                 raise where.error(

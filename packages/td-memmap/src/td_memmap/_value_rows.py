@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import mmap
-import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +33,8 @@ MAGIC = b"tdheap1\n"
 LIMIT = 1 << 40
 SLOT = 8
 
-_HEADER = struct.Struct("<II")
+#: Bytes of the length and the CRC-32 before a value in the heap.
+_HEADER = 8
 _LONGEST = (1 << 32) - 1
 _OFFSET_BITS = 40
 _OFFSET = np.uint64((1 << _OFFSET_BITS) - 1)
@@ -64,6 +67,14 @@ def encode_value(value: object) -> bytes:
     return content
 
 
+def _encode_values(values: Sequence[object]) -> list[bytes]:
+    """Encode values; text alone is encoded faster."""
+    if set(map(type, values)) == {str}:
+        with suppress(UnicodeEncodeError):
+            return [_TEXT + text.encode() for text in cast("Sequence[str]", values)]
+    return list(map(encode_value, values))
+
+
 def _decode_value(content: bytes, where: Callable[[], str]) -> object:
     kind, text = content[:1], content[1:]
     if kind == _TEXT:
@@ -91,35 +102,35 @@ class RowEncoder:
         self._start = start
         self._known: dict[bytes, int] = {}
 
-    def add(self, values: Iterable[object], separate: Sequence[bool] | None = None) -> Slots:
+    def add(self, values: Sequence[object], separate: Sequence[bool] | None = None) -> Slots:
         """Encode values and return their slots; ``separate`` marks those that were not the one value of a node."""
-        slots: list[int] = []
-        word, last = 0, object()
-        for value in values:
-            if value is not last:  # a value that was expanded to a batch is encoded once
-                word, last = self.add_content(encode_value(value)), value
-            slots.append(word)
-        words = np.array(slots, np.uint64)
+        words = self.add_contents(_encode_values(values))
         if separate is not None:
             words[np.array(separate, bool)] |= _SEPARATE
         return words
 
-    def add_content(self, content: bytes) -> int:
-        """Add an encoded value, and return its slot."""
-        word = self._known.get(content)
-        if word is None:
-            offset, check = self._start + len(self.records), zlib.crc32(content)
-            if offset >> _OFFSET_BITS:
+    def add_contents(self, contents: Sequence[bytes]) -> Slots:
+        """Add encoded values, and return their slots."""
+        new = [content for content in dict.fromkeys(contents) if content not in self._known]
+        if new:
+            header = np.empty((len(new), 2), "<u4")
+            header[:, 0], header[:, 1] = list(map(len, new)), list(map(zlib.crc32, new))
+            ends = self._start + len(self.records) + np.cumsum(header[:, 0].astype(np.uint64) + _HEADER)
+            if int(ends[-1]) >> _OFFSET_BITS:
                 raise CodecError(f"the values of a stack take more than {1 << _OFFSET_BITS} bytes")
-            self.records += _HEADER.pack(len(content), check)
-            self.records += content
-            word = self._known[content] = offset | (check & _CHECK_BITS) << _OFFSET_BITS
-        return word
+            checks = (header[:, 1] & np.uint32(_CHECK_BITS)).astype(np.uint64) << np.uint64(_OFFSET_BITS)
+            words = ends - header[:, 0] - _HEADER | checks
+            heads = header.tobytes()
+            pairs = zip((heads[i : i + _HEADER] for i in range(0, len(heads), _HEADER)), new)
+            self.records += b"".join(chain.from_iterable(pairs))
+            self._known.update(zip(new, words.tolist()))
+        return np.array(list(map(self._known.__getitem__, contents)), np.uint64)
 
 
 def list_separate(slots: Slots) -> list[bool]:
-    """Return for each slot whether its value was not the one value of a node."""
-    result: list[bool] = ((slots & _SEPARATE) != 0).tolist()
+    """Return for each slot whether its value was not the one value of a node; empty if none is marked."""
+    marked = (slots & _SEPARATE) != 0
+    result: list[bool] = marked.tolist() if marked.any() else []
     return result
 
 
@@ -131,20 +142,26 @@ def decode_rows(slots: Slots, heap: bytes, where: str) -> list[object]:
     def show(place: int) -> str:
         return f"{where}: row {words.index(distinct[place])}"
 
-    values: list[object] = []
-    for place, content in enumerate(_read_contents(np.array(distinct, np.uint64), heap, show)):
+    values = _decode_values(_read_contents(np.array(distinct, np.uint64), heap, show), show)
+    if len(distinct) == len(words):
+        return values
+    return list(map(dict(zip(distinct, values, strict=True)).__getitem__, words))
+
+
+def _decode_values(contents: list[bytes], show: Callable[[int], str]) -> list[object]:
+    """Decode values; text alone is decoded faster."""
+    with suppress(UnicodeDecodeError):
+        if {content[:1] for content in contents} == {_TEXT}:
+            return [content[1:].decode() for content in contents]
+    values = []
+    for place, content in enumerate(contents):
         try:
-            if content[:1] == _TEXT:  # hot path: without a call for each value
-                values.append(content[1:].decode())
-            else:
-                values.append(_decode_value(content, partial(show, place)))
+            values.append(_decode_value(content, partial(show, place)))
         except FormatError:
             raise
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{show(place)} is damaged: {error}") from error
-    if len(distinct) == len(words):
-        return values
-    return list(map(dict(zip(distinct, values, strict=True)).__getitem__, words))
+    return values
 
 
 def _read_contents(slots: Slots, heap: bytes, show: Callable[[int], str]) -> list[bytes]:
@@ -156,15 +173,15 @@ def _read_contents(slots: Slots, heap: bytes, show: Callable[[int], str]) -> lis
         raise FormatError(
             f"{show(0)} is damaged: the heap starts with {heap[: len(MAGIC)]!r}, expected {MAGIC!r}"
         )
-    outside = (starts < len(MAGIC)) | (starts + _HEADER.size >= len(heap))
+    outside = (starts < len(MAGIC)) | (starts + _HEADER >= len(heap))
     if outside.any():
         place = int(outside.argmax())
         raise FormatError(
             f"{show(place)} is damaged: it is at byte {starts[place]} of a heap of {len(heap)} bytes"
         )
     data = np.frombuffer(heap, np.uint8)
-    header = data[starts[:, None] + np.arange(_HEADER.size)].view("<u4")
-    starts += _HEADER.size
+    header = data[starts[:, None] + np.arange(_HEADER)].view("<u4")
+    starts += _HEADER
     ends = starts + header[:, 0]
     checks = (slots >> np.uint64(_OFFSET_BITS)) & np.uint64(_CHECK_BITS)
     wrong = (ends > len(heap)) | (header[:, 1] & np.uint32(_CHECK_BITS) != checks)
@@ -256,7 +273,7 @@ class SavedRows:
         where = self.tree.show((), old[0])
         contents = _read_contents(slots & ~_SEPARATE, heap, lambda place: f"{where}: row {place}")
         encoder = RowEncoder()
-        words = np.array([encoder.add_content(content) for content in contents], "<u8") | (slots & _SEPARATE)
+        words = encoder.add_contents(contents) | (slots & _SEPARATE)
         for name, content in zip(new, (words.tobytes(), encoder.records), strict=True):
             self.tree.replace((), name, content)
         write_meta(describe_rows(self.number + 1, len(encoder.records)))
