@@ -63,7 +63,7 @@ from ._tree.node import Core as Node
 from ._tree.shared_memory import identify_view
 from ._tree.stored_leaves import StoredLeaf, is_stored
 from ._tree.walks import expand, visit, walk
-from ._writes import row_buffers
+from ._writes.row_buffers import check_rows, take_into
 from ._writes.run import copy_all
 from .plugins.hookspecs import hookimpl
 from .typing import Source
@@ -73,15 +73,16 @@ __all__ = [
     "Coercer", "Encoded", "EntrySchema", "JaggedParts", "Keeper", "Layout", "LazyFunction", "LeafSerializer", "MultiPlan",
     "Node", "NodeKind", "Record", "Serializer", "ShapePlan", "Source", "StorageBackend", "StoredLeaf", "Switch", "Wrapper",
     "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor", "check_in_memory",
-    "check_mode", "check_names", "check_regular", "check_same_format", "check_table", "check_unlocked", "check_whole",
-    "compare_check_line", "copy_all", "count_users", "decode", "decode_table", "describe_table", "dump_table", "encode",
+    "check_mode", "check_names", "check_regular", "check_rows", "check_same_format", "check_table", "check_unlocked",
+    "check_whole", "compare_check_line", "copy_all", "count_users", "decode", "decode_table", "describe_table", "dump_table",
+    "encode",
     "enum_serializer", "expand", "foreach_kernel", "get_most_nodes", "get_parts", "guard_forms", "hookimpl",
     "identify_view", "is_aliasing", "is_foreign", "is_readable", "is_same_value", "is_stored", "is_traced", "join_value",
     "lazy_names", "list_unusual_roles", "load_table", "lock", "make_classmethod", "make_dense", "make_nested_view",
     "make_reporter", "make_table_header", "map_in_roles", "name_nodes_below", "new_object", "open_regular", "parse_json",
-    "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree", "row_buffers", "run_command",
+    "plan_index", "prune_table", "pytree", "refuse_nodes", "register_pytree", "run_command",
     "run_in_background", "run_parallel", "save_together", "select_keys", "set_module", "show_path", "show_size",
-    "split_value", "stack_plan", "suggest_keys", "unravel_key_to_tuple", "user_class", "visit", "wait_for", "walk",
+    "split_value", "stack_plan", "suggest_keys", "take_into", "unravel_key_to_tuple", "user_class", "visit", "wait_for", "walk",
     "without_torch_function",
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from td_core import KeyMismatchError, StructureError, TensorCollection, TensorDict, lazy_stack
-from td_core.spi import row_buffers
+from td_core.spi import check_rows, take_into
 
 
 def make_rows(count: int) -> TensorDict:
@@ -35,12 +35,12 @@ def make_rows(count: int) -> TensorDict:
 )
 def test_check_rows_of_another_form_raises(change: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
-        row_buffers.check_rows(make_rows(9), change(make_rows(3)))
+        check_rows(make_rows(9), change(make_rows(3)))
 
 
 @pytest.mark.parametrize("count", [0, 3, 20])
 def test_check_rows_of_same_form_accepts_any_number(count: int) -> None:
-    row_buffers.check_rows(make_rows(9), make_rows(count))
+    check_rows(make_rows(9), make_rows(count))
 
 
 def make_lazy(data: TensorDict) -> TensorCollection:
@@ -55,11 +55,11 @@ def make_nested_lazy(data: TensorDict) -> TensorCollection:
 @pytest.mark.parametrize("storage", [make_lazy, make_nested_lazy, lambda data: data])
 @pytest.mark.parametrize("rows", [make_lazy, make_nested_lazy, lambda data: data])
 def test_check_rows_of_lazy_stacks_accepts_any_number(storage: Any, rows: Any, count: int) -> None:
-    row_buffers.check_rows(storage(make_rows(9)), rows(make_rows(count)))
+    check_rows(storage(make_rows(9)), rows(make_rows(count)))
     with pytest.raises(StructureError, match="dtype torch.float32 .* have torch.float64"):
-        row_buffers.check_rows(storage(make_rows(9)), rows(make_rows(count).double()))
+        check_rows(storage(make_rows(9)), rows(make_rows(count).double()))
     with pytest.raises(KeyMismatchError, match=r"missing keys \['a'\]"):
-        row_buffers.check_rows(storage(make_rows(9)), rows(make_rows(count).exclude("a")))
+        check_rows(storage(make_rows(9)), rows(make_rows(count).exclude("a")))
 
 
 def make_strided(data: TensorDict) -> TensorDict:
@@ -82,14 +82,14 @@ def test_take_into_equals_index(name: str, positions: list[int]) -> None:
     index = torch.tensor(positions, dtype=torch.int64)
     out = make_rows(len(positions)).zero_()
     kept = [leaf.data_ptr() for leaf in out.values(True, True)]
-    row_buffers.take_into(data, index, out)
+    take_into(data, index, out)
     assert bool((out == make_rows(9)[index]).all())
     assert kept == [leaf.data_ptr() for leaf in out.values(True, True)]
 
 
 def test_take_into_members_writes_rows() -> None:
     out = lazy_stack([*make_rows(9).zero_().unbind(0)])
-    row_buffers.take_into(lazy_stack([*make_rows(9).unbind(0)]), torch.arange(9).flip(0), out)
+    take_into(lazy_stack([*make_rows(9).unbind(0)]), torch.arange(9).flip(0), out)
     assert out["n", "b"].tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
 
 
@@ -97,7 +97,7 @@ def test_take_into_strided_buffer_writes_its_rows() -> None:
     buffer = TensorDict(
         {"a": torch.zeros(4, 2, 2)[..., 0], "n": {"b": torch.zeros(4, dtype=torch.int64)}}, [4]
     )
-    row_buffers.take_into(make_rows(9), torch.tensor([1, 2, 3, 8]), buffer)
+    take_into(make_rows(9), torch.tensor([1, 2, 3, 8]), buffer)
     assert buffer["n", "b"].tolist() == [1, 2, 3, 8]
     assert buffer["a"].equal(make_rows(9)["a"][[1, 2, 3, 8]])
 
@@ -105,12 +105,12 @@ def test_take_into_strided_buffer_writes_its_rows() -> None:
 def test_take_into_wrong_number_of_rows_raises_before_a_write() -> None:
     out = make_rows(2).zero_()
     with pytest.raises(StructureError, match=r"out has the batch size \[2\], for 3 positions"):
-        row_buffers.take_into(make_rows(9), torch.tensor([0, 1, 2]), out)
+        take_into(make_rows(9), torch.tensor([0, 1, 2]), out)
     with pytest.raises(StructureError):
-        row_buffers.take_into(make_rows(9).double(), torch.tensor([8, 7]), out)
+        take_into(make_rows(9).double(), torch.tensor([8, 7]), out)
     assert not bool(out.any())
 
 
 def test_take_into_position_out_of_range_raises() -> None:
     with pytest.raises(IndexError):
-        row_buffers.take_into(make_rows(3), torch.tensor([3]), make_rows(1))
+        take_into(make_rows(3), torch.tensor([3]), make_rows(1))

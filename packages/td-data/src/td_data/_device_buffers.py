@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from td_core import StructureError, is_tensor_collection
-from td_core.spi import row_buffers
+from td_core.spi import check_rows, take_into
 from td_core.typing import DeviceType
 
 from ._order import check_count
@@ -74,7 +74,7 @@ class DeviceCopies:
         if buffer.rows is not None and buffer.count <= len(buffer.rows):
             # The rows of a lazy stack may have other shapes than those that the buffer is like.
             with contextlib.suppress(StructureError):
-                row_buffers.take_into(view, positions, buffer.rows[: buffer.count])
+                take_into(view, positions, buffer.rows[: buffer.count])
                 return buffer
         return self._fill(buffer, view[positions])
 
@@ -88,7 +88,7 @@ class DeviceCopies:
         try:
             if buffer.rows is None or buffer.count > len(buffer.rows):
                 raise StructureError("the buffer has fewer rows")
-            row_buffers.check_rows(buffer.rows, batch)
+            check_rows(buffer.rows, batch)
         except StructureError:
             buffer.rows = pin(batch.clone())
         else:

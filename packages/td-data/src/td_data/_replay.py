@@ -11,7 +11,7 @@ from torch import Tensor
 
 from td_core import NO_DEFAULT, StructureError, TensorDict, is_tensor_collection, load, save
 from td_core import open as open_collection
-from td_core.spi import is_stored, parse_json, row_buffers
+from td_core.spi import check_rows, is_stored, parse_json
 from td_core.typing import DeviceType
 
 from ._order import as_positions, check_count, check_seed, make_generator, mix
@@ -126,7 +126,7 @@ class ReplayBuffer:
             if not count:
                 return torch.empty(0, dtype=torch.int64)
             self._set_rows(rows[0].expand(self.capacity, *rows.batch_size[1:]).clone())
-        row_buffers.check_rows(self.rows, rows)
+        check_rows(self.rows, rows)
         counters.claim()
         first = counters.read()[1]
         stop = first + count
@@ -251,7 +251,7 @@ class ReplayBuffer:
                 f"the storage has {self.write_count} rows written, which the {written} rows of the state would replace"
             )
         if rows is not None and self.rows is not None:
-            row_buffers.check_rows(self.rows, rows)
+            check_rows(self.rows, rows)
         counters.claim()
         if rows is None:
             written = max(written, self.write_count)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from td_core import NO_DEFAULT, StructureError, is_tensor_collection
-from td_core.spi import row_buffers
+from td_core.spi import check_rows
 from td_core.typing import NestedKey
 
 from ._order import as_positions, check_count, check_seed, make_keys, mix, permute
@@ -96,7 +96,7 @@ class Concat(View):
                     f"part {name!r} has an entry 'source', which the names of the parts would replace"
                 )
             try:
-                row_buffers.check_rows(first[:1], rows[:1])
+                check_rows(first[:1], rows[:1])
             except StructureError as error:
                 raise StructureError(f"part {name!r} differs from the first part: {error}") from None
 
