@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._tree.shared_memory import group_overlapping, identify_view, is_same_view, may_share_memory
+from td_core._tree.shared_memory import (
+    are_apart,
+    group_overlapping,
+    identify_view,
+    is_same_view,
+    may_share_memory,
+)
 from td_core.errors import StructureError
 
 
@@ -368,3 +374,14 @@ def test_identify_view_of_changed_tensor(change: Callable[[Tensor], Tensor], sam
 def test_bytes_of_conjugate_view_count_once() -> None:
     x = torch.zeros(3, dtype=torch.complex64)
     assert TensorDict({"a": x, "b": x.conj()}).bytes(count_duplicates=False) == 24
+
+
+def test_are_apart_is_true_only_for_leaves_with_bytes_of_their_own() -> None:
+    flat = torch.zeros(12)
+    assert are_apart([flat[8:], flat[:4], flat[4:8], flat[4:4], torch.zeros(2), torch.zeros(0)])
+    assert not are_apart([flat[:4], flat[3:]])
+    assert not are_apart([flat, flat])
+    assert not are_apart([flat[:4], flat[4:8].view(torch.uint8)[:3], flat[4:].view(2, 4)])
+    assert not are_apart([flat[::2], flat[1::2]])  # the slower way finds that these are apart
+    assert not are_apart([torch.zeros(2, device="meta"), torch.zeros(2, device="meta")])
+    assert not are_apart([flat[:4], torch.eye(2).to_sparse()])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from .node import Core
 WRITES_ANEW = frozenset({Tensor.copy_, Tensor.fill_, Tensor.masked_fill_, Tensor.zero_})
 
 _STORAGE = Tensor.untyped_storage
+_NBYTES = attrgetter("nbytes")
 
 
 def may_share_memory(leaves: list[Tensor], plain: bool = False) -> bool:
@@ -48,6 +50,8 @@ def may_share_memory(leaves: list[Tensor], plain: bool = False) -> bool:
 
 def group_overlapping(leaves: Sequence[Tensor]) -> list[list[int]]:
     """Return groups of positions of leaves that overlap; leaves without overlap are in no group."""
+    if are_apart(leaves):
+        return []
     groups: list[list[int]] = []
     last, reach = None, 0
     for block, begin, end, i in sorted((*_place(leaf), i) for i, leaf in enumerate(leaves)):
@@ -62,6 +66,22 @@ def group_overlapping(leaves: Sequence[Tensor]) -> list[list[int]]:
     return [
         sorted(group) for group in groups if len(group) > 1 and not _is_disjoint([leaves[i] for i in group])
     ]
+
+
+def are_apart(leaves: Sequence[Tensor]) -> bool:
+    """Return True if leaves are plain and contiguous, and use bytes of their own, such as the parts of a flat tensor.
+
+    >>> flat = torch.zeros(4)
+    >>> are_apart([flat[2:], flat[:2]]), are_apart([flat[:2], flat[1:]])
+    (True, False)
+    """
+    try:
+        if not PLAIN.issuperset(map(type, leaves)) or not all(map(Tensor.is_contiguous, leaves)):
+            return False
+        ranges = sorted(zip(map(Tensor.data_ptr, leaves), map(_NBYTES, leaves)))
+    except RuntimeError:  # a leaf without memory, such as a sparse one
+        return False
+    return all(start + size <= following for (start, size), (following, _) in pairwise(ranges))
 
 
 def is_same_view(first: Tensor, second: Tensor) -> bool:
