@@ -217,6 +217,39 @@ def take_rows_until_error(loader: Loader) -> list[Any]:
     return [batch["row"] for batch in loader]
 
 
+def test_e2_error_of_a_progress_function_keeps_the_batch() -> None:
+    broken = [True]
+
+    def report(rows: int, total: int) -> None:
+        if broken[0] and rows == 20:
+            raise OSError("no terminal")
+
+    loader = Loader(make_data(30), 10, progress=report)
+    with pytest.raises(OSError, match="no terminal"):
+        list(loader)
+    broken[0] = False
+    assert torch.cat(take_rows(loader)).tolist() == list(range(10, 30))
+
+
+def test_e2_iteration_that_cannot_begin_keeps_a_loaded_position() -> None:
+    class Parts(Counted):
+        broken = True
+
+        def at_epoch(self, epoch: int) -> Any:
+            if self.broken:
+                raise OSError("no connection")
+            return self
+
+    view = Parts(30)
+    loader = Loader(view, 10, sampler=BlockSampler(5, shuffle=False))
+    loader.load_state_dict({**loader.state_dict(), "epoch": 2, "rows": 20})
+    with pytest.raises(OSError, match="no connection"):
+        iter(loader)
+    view.broken = False
+    assert torch.cat(take_rows(loader)).tolist() == list(range(20, 30))
+    assert loader.epoch == 3
+
+
 def test_e2_broken_row_can_be_skipped() -> None:
     loader = Loader(Counted(100, fails=lambda row: row == 55), 10)
     with pytest.raises(OSError):
