@@ -210,3 +210,12 @@ def test_save_to_prefix_of_other_library_replaces_it(tmp_path: Path) -> None:
     live.memmap_(prefix)
     live.make_memmap("new", (2,))
     assert td_core.TensorDict.load_memmap(prefix)["new"].tolist() == [0, 0]
+
+
+def test_tensordict_reads_parameters_as_collection(tmp_path: Path) -> None:
+    params = td_core.TensorDictParams(td_core.TensorDict({"w": torch.ones(2), "n": {"b": torch.zeros(1)}}))
+    td_core.TensorDict({"p": params, "x": torch.arange(2)}).memmap(tmp_path)
+    found = tensordict.TensorDict.load_memmap(tmp_path)
+    assert type(found["p"]) is tensordict.TensorDict
+    assert (found["p", "w"].tolist(), found["p", "n", "b"].tolist()) == ([1, 1], [0])
+    assert type(td_core.load(tmp_path)["p"]) is td_core.TensorDictParams

@@ -24,7 +24,7 @@ def write_text_dataset(
     parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, Any]
 ) -> None:
     """Write a text column as a new dataset of a group. It has no filters, which HDF5 would apply to addresses of strings."""
-    how: dict[str, Any] = {}
+    how: dict[str, object] = {}
     if any(options.values()):  # the first dim of a dataset with chunks can grow
         chunks = choose_chunks(column.shape, _ADDRESS, options.get("chunks") or True)
         how = {"chunks": chunks, "maxshape": (None, *column.shape[1:])}

@@ -238,7 +238,7 @@ def _spread_rows(rows: Any, sizes_of_array: Sequence[int], itemsize: int) -> lis
 
 
 def _make_with_zarr(
-    kind: tuple[Sequence[int], str, Any],
+    kind: tuple[Sequence[int], str, object],
     chunks: list[int] | None,
     shards: list[int] | None,
     dims: list[str],
