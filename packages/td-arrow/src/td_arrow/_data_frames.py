@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import warnings
@@ -353,23 +354,21 @@ def _fill_missing(leaf: Tensor, valid: Any, path: Path, reader: ColumnReader) ->
 def _read_objects(pd: Any, series: Any, path: Path, reader: ColumnReader) -> Any:
     """Return what a column of Python objects is: a dense leaf of arrays, numbers of one type, lists, or values."""
     values = [None if value is pd.NA or value is pd.NaT else value for value in series]
-    if {*map(type, values)} - {
-        float,
-        type(None),
-    }:  # a NaN among other objects is how pandas writes a missing one
-        values = [None if isinstance(value, float) and value != value else value for value in values]
     present = [value for value in values if value is not None]
     kinds = {*map(type, present)}
     if present and all(isinstance(value, (np.ndarray, Tensor)) for value in present):
-        parts = [torch.as_tensor(value) for value in values] if len(present) == len(values) else []
-        if parts and len({(part.shape, part.dtype) for part in parts}) == 1:
-            return torch.stack(parts)
-        return pa.array([None if value is None else np.asarray(value).tolist() for value in values])
-    if kinds == {list} and all(type(item) in (int, float) for value in present for item in value):
-        return pa.array(values)
-    if kinds in ({int}, {float}, {bool}):
-        try:
+        return _join_arrays(values)
+    is_list = kinds == {list} and {*map(type, itertools.chain(*present))} <= {int, float}
+    if is_list or kinds in ({int}, {float}, {bool}):
+        with contextlib.suppress(pa.ArrowInvalid, OverflowError):
             return pa.array(values)
-        except (pa.ArrowInvalid, OverflowError):
-            pass
     return RowValues(reader.nulls.keep(path, values))
+
+
+def _join_arrays(values: list[Any]) -> Any:
+    """Return arrays of one shape as a leaf, and others as lists."""
+    if all(value is not None for value in values):
+        parts = [torch.as_tensor(value) for value in values]
+        if len({(part.shape, part.dtype) for part in parts}) == 1:
+            return torch.stack(parts)
+    return pa.array([None if value is None else np.asarray(value).tolist() for value in values])

@@ -174,19 +174,9 @@ class _Opening:
             mapped = self._map_column(path, dense)
             if mapped is not None:
                 return mapped
-            if self.mode == "r+":
-                raise UnsupportedOperationError(
-                    f"{self.path}: column {show_column(path)} cannot be written in place: it is compressed, has nulls, bools or "
-                    "several record batches; open it with mode='c', or leave it out with keys="
-                )
-        elif field.nullable and not (dense.dtype.is_floating_point or dense.dtype.is_complex):
-            chunks = [
-                chunk
-                for part in getattr(self._table, "tables", [self._table])
-                for chunk in part.list_chunks(path)
-            ]
-            if any(chunk.statistics is None or chunk.statistics.null_count for chunk in chunks):
-                return None
+            self._check_mode(path)
+        elif self._may_be_refused(path, field, dense):
+            return None
         rows = sum(sum(file.groups) for file in self._files)
         if not rows or 0 in dense.shape:
             return None
@@ -194,6 +184,22 @@ class _Opening:
             self.name, self._files, path, field, (rows, *dense.shape), dense.dtype, self.cache
         )
         return StoredTensor(source, mode="c" if self.mode == "c" else "r+")
+
+    def _check_mode(self, path: Path) -> None:
+        """Raise UnsupportedOperationError for a column that is not mapped, if it must be written."""
+        if self.mode == "r+":
+            raise UnsupportedOperationError(
+                f"{self.path}: column {show_column(path)} cannot be written in place: it is compressed, has nulls, bools or "
+                "several record batches; open it with mode='c', or leave it out with keys="
+            )
+
+    def _may_be_refused(self, path: Path, field: Any, dense: Dense) -> bool:
+        """Return True for a column of integers that can have nulls, as far as its statistics say."""
+        if not field.nullable or dense.dtype.is_floating_point or dense.dtype.is_complex:
+            return False
+        tables = getattr(self._table, "tables", [self._table])
+        chunks = [chunk for table in tables for chunk in table.list_chunks(path)]
+        return any(chunk.statistics is None or chunk.statistics.null_count for chunk in chunks)
 
     def _map_column(self, path: Path, dense: Dense) -> Tensor | None:
         if len(self._files) > 1 or len(self._files[0].groups) != 1:

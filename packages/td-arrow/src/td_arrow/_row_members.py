@@ -168,23 +168,28 @@ def _add_leaf(plan: TablePlan, refs: list[Any], path: Path, keys: Path, held: li
     except CodecError as error:
         raise CodecError(f"cannot save {show_path(keys)}: {error}") from None
     missing = [part is None for part in parts]
-    cells: Cells | None
     even = len({part.shape for part in present}) == 1
     if even and 0 in present[0].shape:
         if any(missing):
             raise UnevenError
         held.append((missing, True))
         return plan.add_place({"empty": list(present[0].shape), "dtype": str(present[0].dtype)})
-    if even:
-        zeros = torch.zeros_like(present[0])
-        stacked = torch.stack([zeros if part is None else part.detach() for part in parts])
-        valid = ~np.array(missing) if any(missing) else None
-        cells = make_cells(stacked, plan.tensors.get(keys), valid=valid)
-    else:
-        cells = make_ragged([None if part is None else part.detach().cpu() for part in parts])
+    cells = _join_parts(plan, parts, present[0], keys) if even else make_ragged(_detach(parts))
     if cells is None:
         raise UnevenError
     facts = {**cells.facts, **({"absent": True} if any(missing) else {})}
     held.append((missing, False))
     column = plan.add_column(path, Cells(cells.array, facts), nullable=any(missing))
     return plan.add_place({"column": column})
+
+
+def _detach(parts: list[Tensor | None]) -> list[Tensor | None]:
+    return [None if part is None else part.detach().cpu() for part in parts]
+
+
+def _join_parts(plan: TablePlan, parts: list[Tensor | None], like: Tensor, keys: Path) -> Cells:
+    """Return leaves of one shape as cells, with zeros where a row has none."""
+    zeros = torch.zeros_like(like)
+    stacked = torch.stack([zeros if part is None else part.detach() for part in parts])
+    valid = np.array([part is not None for part in parts])
+    return make_cells(stacked, plan.tensors.get(keys), valid=None if valid.all() else valid)

@@ -129,15 +129,7 @@ def read_values(array: Any, facts: dict[str, Any]) -> list[Any]:
     kind = array.type
     if pa.types.is_union(kind) or pa.types.is_interval(kind):
         raise FormatError(f"has the type {kind}, which td cannot read: leave it out with keys=")
-    if (
-        pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind)
-    ) and kind.unit == "ns":
-        try:
-            array = array.cast(_in_microseconds(kind))
-        except pa.ArrowInvalid as error:
-            raise FormatError(
-                f'has the type {kind}, and Python has no type for nanoseconds: pass times="numbers"'
-            ) from error
+    array = _without_nanoseconds(array)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return _read_zoned(array, kind.tz, bool(facts.get("utc")))
     if pa.types.is_dictionary(kind):
@@ -149,6 +141,19 @@ def read_values(array: Any, facts: dict[str, Any]) -> list[Any]:
     except (ValueError, OverflowError) as error:
         raise FormatError(f"has values that Python cannot hold: {error}") from error
     return values
+
+
+def _without_nanoseconds(array: Any) -> Any:
+    """Return times in microseconds, which Python has; raise FormatError if digits would be lost."""
+    kind, types = array.type, pa.types
+    if not (types.is_timestamp(kind) or types.is_duration(kind) or types.is_time(kind)) or kind.unit != "ns":
+        return array
+    try:
+        return array.cast(_in_microseconds(kind))
+    except pa.ArrowInvalid as error:
+        raise FormatError(
+            f'has the type {kind}, and Python has no type for nanoseconds: pass times="numbers"'
+        ) from error
 
 
 def _in_microseconds(kind: Any) -> Any:
