@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from td_core import TensorDict, append
 from td_core import load as load_any
 from td_core import open as open_save
 from td_core.errors import FormatError, LockedError, StructureError, UnsupportedOperationError
-from td_core.testing import assert_same
-from td_store import StoredTensor
+from td_core.testing import assert_same, kill_at_os_call
+from td_store import StoredTensor, _temporary_files
 from td_store.arrays import MappedTensor
 
 SUFFIXES = [".parquet", ".arrow"]
@@ -152,6 +153,24 @@ def test_directory_is_one_table_that_grows(td: TensorDict, name: str, tmp_path: 
     with pytest.raises(StructureError, match="the rows lack the column 'v'"):
         append(td.exclude("v"), tmp_path / "d", format=name)
     assert len(load(tmp_path / "d")) == 14
+
+
+def test_killed_append_leaves_the_old_rows_or_the_new_ones(td: TensorDict, tmp_path: Path) -> None:
+    path = tmp_path / "d"
+
+    def prepare() -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        save(td, path, format="parquet", max_rows_per_file=6)
+
+    found, number, was_killed = set(), 0, True
+    while was_killed:
+        prepare()
+        was_killed = kill_at_os_call(lambda: append(td[:2], path), number, _temporary_files)
+        found.add(len(load(path)))
+        append(td[:1], path)
+        assert not [name for name in os.listdir(path) if "tmp" in name]
+        number += 1
+    assert found == {11, 13}
 
 
 def test_folders_of_hive_become_columns(tmp_path: Path) -> None:

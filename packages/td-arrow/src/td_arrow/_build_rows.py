@@ -270,14 +270,7 @@ class RowBuilder:
         found = list(self._list_cells(row, number))
         if row.get("optional") and all(cell is None for _, _, cell in found):
             raise _GoneError
-        meta = dict(row["meta"])
-        if -1 in meta.get("batch_size", ()):
-            shapes = [cell.shape for _, _, cell in found if isinstance(cell, Tensor)]
-            shape: Any = shapes[0] if shapes else above
-            if shape is None:
-                raise FormatError(f"{self.where}: the batch size of a member in row {number} is unknown")
-            size = meta["batch_size"]
-            meta["batch_size"] = [shape[dim] if length < 0 else length for dim, length in enumerate(size)]
+        meta = self._find_sizes(row["meta"], [cell for _, _, cell in found], number, above)
         new = self.builder.add_row(row["kind"], meta)
         target = self.builder.rows[new]
         target.update({key: item for key, item in row.items() if key in ("class", "from")})
@@ -299,6 +292,17 @@ class RowBuilder:
                 except _GoneError:
                     continue
         return new
+
+    def _find_sizes(self, meta: Row, cells: list[Any], number: int, above: list[int] | None) -> Row:
+        """Return the header of a member, whose uneven sizes are those of its leaves, or of the node above."""
+        size = meta.get("batch_size", [])
+        if -1 not in size:
+            return dict(meta)
+        shapes = [cell.shape for cell in cells if isinstance(cell, Tensor)]
+        shape: Any = shapes[0] if shapes else above
+        if shape is None:
+            raise FormatError(f"{self.where}: the batch size of a member in row {number} is unknown")
+        return {**meta, "batch_size": [shape[dim] if n < 0 else n for dim, n in enumerate(size)]}
 
     def _list_cells(self, row: Row, number: int) -> Iterator[tuple[str, str, Any]]:
         """Yield group, key and the cell of a row for each leaf and value of a template; None where the row lacks it."""

@@ -129,15 +129,29 @@ def _merge_entries(plan: TablePlan, group: _Group, rows: list[Row | None], todo:
             refs = [None if item is None else item.get(key) for item in below]
             hidden = kind == "UnbatchedTensor" or (place == "members" and len(keys) == 1)
             path = group.path if hidden else (*group.path, key)
-            deeper = (*group.keys, key) if place == "entries" and kind != "UnbatchedTensor" else group.keys
-            if any(isinstance(ref, list) for ref in refs):
-                child: Any = _add_leaf(plan, refs, path, deeper, held)
-            else:
-                old = next(ref for ref in refs if ref is not None)
-                child = plan.add_node(plan.encoded.nodes[old])
-                todo.append(_Group(refs, child, path, deeper, rows))
+            named = place == "entries" and kind != "UnbatchedTensor"
+            deeper = (*group.keys, key) if named else group.keys
+            child = _add_child(plan, refs, path, deeper, rows, todo, held)
             plan.nodes[group.new][place].append([key, child])
     return held
+
+
+def _add_child(
+    plan: TablePlan,
+    refs: list[Any],
+    path: Path,
+    keys: Path,
+    above: list[Row | None],
+    todo: list[_Group],
+    held: list[Any],
+) -> Any:
+    """Add what has the same key in all rows: leaves as a column, or nodes as a template."""
+    if any(isinstance(ref, list) for ref in refs):
+        return _add_leaf(plan, refs, path, keys, held)
+    old = next(ref for ref in refs if ref is not None)
+    child = plan.add_node(plan.encoded.nodes[old])
+    todo.append(_Group(refs, child, path, keys, above))
+    return child
 
 
 def _merge_keys(lists: list[list[str]]) -> list[str]:

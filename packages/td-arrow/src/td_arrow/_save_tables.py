@@ -388,7 +388,8 @@ def _append(
     )
     while True:
         try:
-            with NewFile(os.path.join(folder, name_part(number, name)), replace=False) as new:
+            path = os.path.join(folder, name_part(number, name))
+            with NewFile(path, replace=False, beside=(f".{name}",)) as new:
                 with pa.OSFile(new.temporary, "wb") as sink:
                     _write(sink, schema, [content], open_writer, None, lambda count: None)
                 new.commit(durable=durable)

@@ -114,12 +114,12 @@ class _Writer(TablePlan):
                 if merge_members(self, members, new, path, keys):
                     continue
                 in_rows = False
-            plain = (not row["entries"] and len(row["members"]) == 1) or old in self._homes
+            plain = hidden or (not row["entries"] and len(row["members"]) == 1) or old in self._homes
             for group in ("entries", "members"):
+                named = group == "entries" and not hidden
                 for number, (key, ref) in enumerate(row[group]):
-                    omitted = hidden or (plain and group == "members")
-                    below = path if omitted else (*path, key)
-                    deeper = keys if hidden or group == "members" else (*keys, key)
+                    below = path if plain and not named else (*path, key)
+                    deeper = (*keys, key) if named else keys
                     self.place = (*place, number)
                     if isinstance(ref, list):
                         child: Any = self._add_leaf(ref[0], below, deeper, in_rows)
