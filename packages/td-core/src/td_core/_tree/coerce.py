@@ -281,10 +281,15 @@ def _call(
 
 def _read_foreign(value: object, path: tuple[str, ...]) -> Tensor | None:
     """Convert an array of another library by a protocol; raise MissingPluginError if a package converts its class."""
+    _check_package(value, path)
+    return read_array(value, path)
+
+
+def _check_package(value: object, path: tuple[str, ...]) -> None:
+    """Raise MissingPluginError for a value of a class that a package converts."""
     package = find_package(type(value))
     if package is not None:
         raise missing_coercer_error(package, value, path)
-    return read_array(value, path)
 
 
 def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]) -> Child:
@@ -295,16 +300,11 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
     # Not asked in a graph, which cannot read the buffers of objects.
     may_be_foreign = not follows and cls not in _WITHOUT_BASES and not torch.compiler.is_compiling()
     if isinstance(value, Mapping):
-        if may_be_foreign and (package := find_package(cls)):
-            raise missing_coercer_error(package, value, path)
+        if may_be_foreign:
+            _check_package(value, path)
         return build_nested(value, batch_size, device, path)
     if isinstance(value, NUMBERS) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
-        if may_be_foreign:
-            check_mask(value, path)
-        try:
-            return as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise type(error)(f"{show_path(path)}: {error}") from error
+        return _convert_number(value, path, may_be_foreign)
     fields = get_struct_fields(value)
     if fields is not None:
         return build_nested(fields, torch.Size(value.shape), device, path)
@@ -313,8 +313,23 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         entry = _convert_list(value, batch_size, device, path)
     else:
         entry = _read_foreign(value, path) if may_be_foreign else None
-    if entry is not None:
-        return entry
+    return _convert_value(value, batch_size, device, path) if entry is None else entry
+
+
+def _convert_number(value: object, path: tuple[str, ...], may_be_masked: bool) -> Tensor:
+    """Convert a number, or an array of numbers."""
+    if may_be_masked:
+        check_mask(value, path)
+    try:
+        return as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise type(error)(f"{show_path(path)}: {error}") from error
+
+
+def _convert_value(
+    value: object, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]
+) -> Child:
+    """Convert a value that is neither a tensor nor a collection to a node of values."""
     coercer = COERCERS.get_fallback()
     if coercer is not None:
         return _call(coercer, value, batch_size, device, path)
