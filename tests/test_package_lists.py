@@ -44,7 +44,7 @@ LISTS = [
     ("CONTRIBUTING.md", r'-e "?(td-\w+)', MODULES.keys()),
     ("docs/index.md", r"\./(td-\w+)", MODULES.keys()),
     ("docs/index.md", r"\[td-\w+\]\(packages/(\w+)\.md\)", shorten(MODULES.keys())),
-    ("docs/reference/td.md", r"\]\((\w+)\.md\)", {MODULES[name] for name in PARTS - STORES}),
+    ("docs/reference/td.md", r"\]\((td_\w+)\.md\)", {MODULES[name] for name in PARTS - STORES}),
     ("packages/td-all/README.md", r"\]\(\.\./(td-\w+)\)", PARTS),
     ("packages/td-core/README.md", r"`(td-\w+)`", SIBLINGS),
     ("mkdocs.yml", r"- packages/(td-\w+)/src$", MODULES.keys()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import torch
 
 from td_core.errors import FormatError
+from td_core.spi import parse_json
 
 from ._arrow_types import Dense, find_dense
 from ._nulls import Path
@@ -50,7 +50,7 @@ def find_shape(column: Any) -> tuple[Any, ...] | None:
 
 def _parse(metadata: bytes, name: str) -> Any:
     try:
-        return json.loads(metadata)
+        return parse_json(metadata)
     except (ValueError, RecursionError) as error:
         raise FormatError(
             f"the shape of its type {name!r} is not JSON but a pickle, which td never loads: write it with the older type "
@@ -68,7 +68,7 @@ def _check_shape(content: Any, name: str) -> tuple[Any, ...]:
 def find_features(metadata: Mapping[bytes, bytes] | None) -> dict[Path, tuple[Any, ...]]:
     """Return the shapes of cells that the metadata of Hugging Face say, by key path."""
     try:
-        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        features = parse_json((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         return dict(_walk_features(features, ()))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}

@@ -14,7 +14,7 @@ import torch
 
 from td_core import KeyPathError, NestedKey
 from td_core.errors import CodecError, FormatError
-from td_core.spi import show_path
+from td_core.spi import parse_json, show_path
 
 from ._arrow_types import Cells
 from ._from_arrow import from_arrow
@@ -23,7 +23,7 @@ from ._nulls import Path, show_column
 from ._read_columns import join_chunks
 from ._row_values import make_values
 from ._table_columns import is_level
-from ._table_header import make_field
+from ._table_header import make_field, read_facts
 from ._table_locations import open_input, open_output, show_place
 from ._table_plan import EMPTY
 from ._text_schemas import add_default, build_column, check_beside, find_stand_in, load_schema, save_schema
@@ -105,8 +105,7 @@ def _write_column(array: Any, item: Any, path: Path, nonfinite: str, start: int)
             for part, each in zip(array.flatten(), parts, strict=True)
         ]
         return join_fields([each.name for each in parts], below, len(array))
-    facts = (item.metadata or {}).get(b"td", b"{}")
-    if json.loads(facts).get("json"):
+    if read_facts(item).get("json"):
         return array.cast(pa.large_string()).fill_null("null")
     stand_in = find_stand_in(item)
     try:
@@ -272,7 +271,7 @@ def _parse_lines(text: str, where: str) -> Iterator[Any]:
 def _is_object(text: str) -> bool:
     """Return True if a whole text is one object."""
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(parse_json(text), dict)
     except ValueError:
         return False
 

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ import torch
 
 from td_core import KeyPathError, NestedKey
 from td_core.errors import FormatError
-from td_core.spi import as_dtype
+from td_core.spi import as_dtype, parse_json
 
 from ._arrow_types import ARROW
 from ._from_arrow import from_arrow
@@ -409,7 +408,7 @@ def _fit_column(table: Any, item: Any, parts: list[tuple[tuple[int, ...], str]],
             if array.type == item.type:
                 return array
             if is_list(item.type):
-                cells = [None if each is None else json.loads(each) for each in array.to_pylist()]
+                cells = [None if each is None else parse_json(each) for each in array.to_pylist()]
                 return build_column(cells, item)
             if pa.types.is_null(item.type):
                 return pa.nulls(len(array))

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from td_core.errors import CodecError
-from td_core.spi import show_path
+from td_core.spi import parse_json, show_path
 from td_store.files import NewDirectory
 
 from ._json_text import write_cells
@@ -193,7 +193,7 @@ def _find_cells(item: Any, array: Any) -> tuple[str, Any]:
     """Return the encoding of a column, and its cells."""
     kind = array.type
     if read_facts(item).get("json"):
-        return "json", [None if text is None else json.loads(text) for text in array.to_pylist()]
+        return "json", [None if text is None else parse_json(text) for text in array.to_pylist()]
     if not array.null_count:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             return "str", array.to_pylist()
@@ -205,7 +205,7 @@ def _find_cells(item: Any, array: Any) -> tuple[str, Any]:
             return numbers
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         raise CodecError(f"cannot save {show_path((item.name,))}: MDS holds no bytes beside None")
-    return "json", [json.loads(text) for text in write_cells(array, nonfinite="literal").to_pylist()]
+    return "json", [parse_json(text) for text in write_cells(array, nonfinite="literal").to_pylist()]
 
 
 def _find_numbers(array: Any) -> tuple[str, Any] | None:
