@@ -12,8 +12,8 @@ from torch import Tensor
 from td_core import LazyStackedTensorDict, TensorDict, kinds, lazy_stack
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
+from td_core._formats.object_locations import STORES
 from td_core._formats.serializers import SERIALIZERS
-from td_core._formats.stores import STORES
 from td_core._tree.coerce import COERCERS
 from td_core.plugins.siblings import SiblingMethods
 from td_core.spi import Layout, Record, is_stored

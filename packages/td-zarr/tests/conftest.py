@@ -16,6 +16,7 @@ import torch
 
 from td_core import TensorDict
 from td_core.testing import installed
+from td_store import plugin as stores
 from td_zarr import plugin
 
 if importlib.util.find_spec("zarr") is None:
@@ -24,8 +25,11 @@ if importlib.util.find_spec("zarr") is None:
 
 @pytest.fixture(autouse=True, scope="session")
 def registered() -> Iterator[None]:
-    """Register the plugin for the tests, unless its entry point is installed."""
-    with installed(plugin, id="zarr", distribution="td-zarr", if_missing=True):
+    """Register the plugins for the tests, unless their entry points are installed."""
+    with (
+        installed(stores, id="store", distribution="td-store", if_missing=True),
+        installed(plugin, id="zarr", distribution="td-zarr", if_missing=True),
+    ):
         yield
 
 

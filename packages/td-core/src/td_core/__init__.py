@@ -25,7 +25,7 @@ with _pause_collector():
         from_tuple,
         fromkeys,
     )
-    from ._formats.saving import append, create, inspect, verify
+    from ._formats.saving import append, create, inspect, reopen, verify
     from ._formats.saving import open as open  # noqa: A004  not in __all__: a star import must not hide the builtin function
     from ._functions.collation import collate
     from ._functions.comparison import assert_close
@@ -85,7 +85,7 @@ __all__ = [
     "from_struct_array", "from_tuple", "fromkeys", "stack", "cat", "lazy_stack", "maybe_dense_stack", "merge_tensordicts",
     "collate", "group_by", "isin", "remove_duplicates", "pad", "pad_sequence", "unpad_sequence", "PackLayout",
     "assert_close", "is_tensor_collection", "default_is_leaf", "NestedKey", "count_as_mapping", "load", "save", "create",
-    "append", "inspect", "verify", "Tree", "Report", "Problem", "Description", "DescriptionRow", "plugins",
+    "append", "inspect", "reopen", "verify", "Tree", "Report", "Problem", "Description", "DescriptionRow", "plugins",
     "get_printoptions", "set_printoptions", "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
     "CycleError", "DepthError", "DimError", "DimNamesError", "FormatError", "KeyMismatchError", "KeyPathError",
     "KeyTakenError", "KeyThroughLeafError", "LockedError", "MissingPluginError", "PluginError", "StructureError",

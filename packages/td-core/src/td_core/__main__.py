@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ._formats.command_line import run_command
-from ._formats.locations import as_location
+from ._formats.object_locations import find_place
 from ._formats.saving import inspect, verify
 from ._formats.serializers import SERIALIZERS, list_options
 from ._kinds.checkpoint import load, save
@@ -71,7 +71,7 @@ def _verify(options: argparse.Namespace) -> tuple[bool, str, object]:
 
 
 def _convert(options: argparse.Namespace) -> tuple[bool, str, object]:
-    serializer = SERIALIZERS.for_saving(as_location(options.target), options.format)
+    serializer = SERIALIZERS.for_saving(find_place(options.target), options.format)
     # td-memmap refuses to save leaves that are mapped from another save, unless it is to copy them.
     more = {"copy_existing": True} if "copy_existing" in (list_options(serializer, "save") or ()) else {}
     save(load(options.path, format=options.source), options.target, format=options.format, **more)

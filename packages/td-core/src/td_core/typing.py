@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Union
 
 import torch
@@ -17,6 +19,7 @@ __all__ = [
     "NestedKey",
     "NoDefault",
     "ObjectInfo",
+    "ObjectLocation",
     "ObjectStore",
     "Progress",
     "Range",
@@ -186,8 +189,11 @@ class ObjectStore(Protocol):
     store connects anew; after a fork, a store must not use what the parent process has opened.
 
     Each error is an OSError or a :class:`~td_core.TensorDictError`. It names the location and the object, and has the error of a
-    library as its cause. The method ``path(name)`` is optional: it returns the ``Path`` of an object that is a local file, or
-    None. ``td_store.testing`` has ``ObjectStoreTests``, a suite for a store, and ``MemoryStore``, which is one.
+    library as its cause. ``td_store.testing`` has ``ObjectStoreTests``, a suite for a store, and ``MemoryStore``, which is one.
+
+    Three members are optional. ``peek(name, size)`` returns the description of an object and its first bytes, read with one
+    request, or None if it is missing. ``reopen(storage_options)`` gives a store its options again, which its pickle does not
+    contain. The attribute ``gap`` is the number of bytes between two ranges that cost less than a request.
 
     Attributes:
         where: the location for messages: a URL without user, password and query.
@@ -220,3 +226,96 @@ class ObjectStore(Protocol):
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects; one that is missing is not an error."""
+
+
+#: The user and password in a URL, and what follows the path.
+_USER = re.compile(r"://[^/?#]*@")
+_QUERY = re.compile(r"\?.*", re.DOTALL)
+
+
+class ObjectLocation:
+    """A location in an object store. A format whose ``reads_objects`` is True receives it in place of a URL or a store.
+
+    What is read to find the format is kept, so that the format need not read it again.
+
+    Args:
+        location: a URL, or a store.
+        storage_options: options for the store of a URL.
+        open_store: opens the store of a URL.
+
+    Attributes:
+        url: the URL, or None if the caller has passed a store.
+        where: the location for messages.
+
+    >>> from td_core.spi import Serializer
+    >>> Serializer.find_objects("a/local/path") is None
+    True
+    """
+
+    #: Size of the part of an object that ``detect`` of each format receives: most headers are shorter.
+    HEAD_SIZE: Final = 1 << 16
+    #: Names of objects that trees have: if the location is not an object, one request looks for all of them.
+    MARKS: Final = ("meta.json", "zarr.json", ".zgroup", "model.safetensors.index.json", "model.safetensors")
+
+    def __init__(
+        self,
+        location: str | ObjectStore,
+        storage_options: Mapping[str, object] | None = None,
+        open_store: Callable[[str, Mapping[str, object]], ObjectStore] | None = None,
+    ) -> None:
+        self.url = location if isinstance(location, str) else None
+        self.where = self.hide_secrets(location) if isinstance(location, str) else location.where
+        self._location, self._options, self._open = location, storage_options or {}, open_store
+
+    def __str__(self) -> str:
+        return self.where
+
+    @staticmethod
+    def hide_secrets(url: str) -> str:
+        """Return a URL for messages: without user, password and query.
+
+        >>> ObjectLocation.hide_secrets("https://ann:secret@host/x.zarr?token=secret")
+        'https://***@host/x.zarr'
+        """
+        return _QUERY.sub("", _USER.sub("://***@", url))
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        """The store, which is opened at its first use."""
+        if isinstance(self._location, str):
+            assert self._open is not None
+            return self._open(self._location, self._options)
+        return self._location
+
+    @cached_property
+    def first(self) -> tuple[ObjectInfo, memoryview] | None:
+        """Description and first bytes of the object at the location; None if it is not an object."""
+        peek = getattr(self.store, "peek", None)
+        if peek is not None:
+            found: tuple[ObjectInfo, memoryview] | None = peek("", self.HEAD_SIZE)
+            return found
+        (info,) = self.store.stat([""])
+        if info is None:
+            return None
+        return info, self.store.read([Range("", 0, min(info.size, self.HEAD_SIZE), info.stamp)])[0]
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes of the object; empty if there is none."""
+        return b"" if self.first is None else bytes(self.first[1])
+
+    @cached_property
+    def marks(self) -> frozenset[str]:
+        """The names that mark a tree of objects, and that are below the location."""
+        return frozenset(info.name for info in self.store.stat(self.MARKS) if info is not None)
+
+    def find_folder(self) -> ObjectLocation:
+        """Return the location above a URL, whose objects are beside the one at the URL.
+
+        Raises:
+            ValueError: the caller has passed a store, which has nothing above its location.
+        """
+        if self.url is None:
+            raise ValueError(f"{self.where} names objects beside it: pass the store of the folder above it")
+        path, mark, query = self.url.partition("?")
+        return ObjectLocation(f"{path.rpartition('/')[0]}{mark}{query}", self._options, self._open)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from td_core import MissingPluginError
-from td_core._formats.locations import hide_secrets
-from td_core._formats.stores import STORES
+from td_core._formats.object_locations import STORES
 from td_core.spi import hookimpl
 from td_core.testing import installed
+from td_core.typing import ObjectLocation
 
 
 class Plugin:
@@ -64,4 +64,4 @@ def test_open_url_of_unknown_scheme_names_the_known_ones() -> None:
     ],
 )
 def test_hide_secrets_leaves_host_and_path(url: str, shown: str) -> None:
-    assert hide_secrets(url) == shown
+    assert ObjectLocation.hide_secrets(url) == shown

@@ -17,8 +17,8 @@ import td_core.__main__
 from td_core import LazyStackedTensorDict, TensorDict
 from td_core._encode.node_kinds import KINDS
 from td_core._encode.value_types import VALUES
+from td_core._formats.object_locations import STORES
 from td_core._formats.serializers import SERIALIZERS
-from td_core._formats.stores import STORES
 from td_core.errors import PluginError
 from td_core.plugins.manager import PluginRecord, Selection, installed
 from td_core.plugins.siblings import SiblingMethods

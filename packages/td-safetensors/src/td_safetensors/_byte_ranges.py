@@ -1,33 +1,20 @@
-"""Sources that read ranges of bytes, where mapping a file is slow or impossible: only the rows that are used are read."""
+"""Files that are read as ranges of bytes: local ones, without mapping them, and those in object stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from td_core import LockedError
 from td_core.spi import run_parallel
-from td_core.typing import SourceIndex
-from td_store import StoredTensor
-from td_store.arrays import Place, read_into, restore
+from td_core.typing import ObjectInfo, ObjectLocation, ObjectStore, Range
+from td_store.arrays import ObjectReader, read_into
 
-from ._format import DTYPES, Array
+from ._format import Array, Header, read_header
 
-
-class RangeReader(Protocol):
-    """Reads ranges of a file.
-
-    Attributes:
-        gap: ranges with at most this many bytes between them are read as one.
-    """
-
-    gap: int
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Return the bytes of each range, as new tensors."""
+#: Bytes of each shard that are read at first: most headers are shorter.
+_HEAD = 1 << 16
 
 
 class LocalReader:
@@ -38,8 +25,18 @@ class LocalReader:
     def __init__(self, fd: int, num_threads: int) -> None:
         self.fd, self.num_threads = fd, num_threads
 
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
+    @property
+    def batch(self) -> object:
+        """The file: each one is read by itself."""
+        return id(self)
+
+    def read_together(
+        self, requests: Sequence[tuple[LocalReader, Sequence[tuple[int, int]]]]
+    ) -> list[list[Tensor]]:
         """Return the bytes of each range."""
+        return [reader._read_ranges(ranges) for reader, ranges in requests]
+
+    def _read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
         results = [torch.empty(end - begin, dtype=torch.uint8, device="cpu") for begin, end in ranges]
 
         def read(i: int) -> Callable[[], None]:
@@ -49,90 +46,35 @@ class LocalReader:
         return results
 
 
-class Run(NamedTuple):
-    """Rows of an array that are read as one range: the first one, the end, and those of them that are wanted."""
+class RemoteFile:
+    """A file in an object store with its header, of which the first bytes were read."""
 
-    first: int
-    end: int
-    wanted: Any
+    def __init__(self, path: str, store: ObjectStore, info: ObjectInfo, head: memoryview) -> None:
+        self.path = path
+        self.reader = ObjectReader(store, info)
 
+        def read(size: int, begin: int) -> bytes:
+            if begin + size <= len(head):
+                return bytes(head[begin : begin + size])
+            return bytes(store.read([Range(info.name, begin, begin + size, info.stamp)])[0])
 
-class RangeSource:
-    """An array of a file of which whole rows of the first dim are read as ranges of bytes."""
+        self.header: Header = read_header(read, info.size, path)
 
-    def __init__(self, reader: RangeReader, array: Array, start: int, place: Place) -> None:
-        self.reader, self.array, self.start, self.place = reader, array, start, place
-        twin = restore(place, lambda name: torch.empty(array.shape, dtype=DTYPES[array.dtype], device="meta"))
-        self.shape, self.dtype = twin.shape, twin.dtype
-
-    def read(self, index: SourceIndex) -> Tensor:
-        """Return a part of the array."""
-        return self.read_many([(self, index)])[0]
-
-    def read_many(self, requests: Sequence[tuple[RangeSource, SourceIndex]]) -> list[Tensor]:
-        """Return parts of several arrays, with one call of each reader."""
-        runs = [source._list_runs(index) for source, index in requests]
-        todo: dict[int, tuple[RangeReader, list[tuple[int, int]]]] = {}
-        for (source, _), items in zip(requests, runs, strict=True):
-            ranges = todo.setdefault(id(source.reader), (source.reader, []))[1]
-            ranges += [source._locate(run) for run in items]
-        found = {key: iter(reader.read_ranges(ranges)) for key, (reader, ranges) in todo.items()}
-        return [
-            source._assemble(index, items, [next(found[id(source.reader)]) for _ in items])
-            for (source, index), items in zip(requests, runs, strict=True)
-        ]
-
-    def write(self, index: SourceIndex, value: Tensor) -> None:
-        """Raise LockedError."""
-        raise LockedError("cannot write to a file that is read as ranges of bytes; clone() the leaf first")
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    @property
-    def _row(self) -> int:
-        """Size of one row in bytes."""
-        return self.array.nbytes // self.shape[0] if self.shape else self.array.nbytes
-
-    def _locate(self, run: Run) -> tuple[int, int]:
-        begin = self.start + self.array.begin
-        return begin + run.first * self._row, begin + run.end * self._row
-
-    def _list_runs(self, index: SourceIndex) -> list[Run]:
-        """Return the rows to read, in runs without long gaps."""
-        rows = index[0] if index else slice(0, 1, 1)
-        row, gap = self._row, self.reader.gap
-        if isinstance(rows, slice):
-            if (rows.step - 1) * row <= gap:
-                return [Run(rows.start, rows.stop, slice(None, None, rows.step))]
-            rows = torch.arange(rows.start, rows.stop, rows.step)
-        breaks = ((rows[1:] - rows[:-1] - 1) * row > gap).nonzero().flatten() + 1
-        parts = rows.tensor_split(breaks)
-        return [Run(int(part[0]), int(part[-1]) + 1, part - part[0]) for part in parts]
-
-    def _assemble(self, index: SourceIndex, runs: list[Run], found: list[Tensor]) -> Tensor:
-        """Return the part of the array at an index, from the bytes of its rows."""
-        parts = [
-            data.view(run.end - run.first, self._row)[run.wanted]
-            for run, data in zip(runs, found, strict=True)
-        ]
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        shape = (len(rows), *self.array.shape[1:]) if self.shape else self.array.shape
-        raw = rows.contiguous().view(-1).view(DTYPES[self.array.dtype]).view(shape)
-        leaf = restore(self.place, lambda name: raw)
-        inner = (slice(None), *index[1:])
-        return leaf[inner].contiguous() if index else leaf
+    def read(self, array: Array) -> Tensor:
+        """Return the bytes of a tensor."""
+        begin = self.header.start + array.begin
+        return self.reader.read_together([(self.reader, [(begin, begin + array.nbytes)])])[0][0]
 
 
-def open_place(place: Place, open_array: Callable[[str, Place], RangeSource], mode: str = "r") -> Tensor:
-    """Return the leaf of a place without reading it; a nested tensor is read."""
-    if isinstance(place, dict) and "tensor" in place:
-        stored = {name: value for name, value in place.items() if name != "expand"}
-        leaf = StoredTensor(open_array(place["tensor"], stored), mode=mode)
-        return leaf.expand(place["expand"]) if "expand" in place else leaf
-
-    def read(name: str) -> Tensor:
-        leaf = StoredTensor(open_array(name, name), mode=mode)
-        return leaf.clone() if isinstance(place, dict) else leaf
-
-    return restore(place, read)
+def open_objects(place: ObjectLocation, names: Sequence[str]) -> list[RemoteFile]:
+    """Open files below a location, with one request for their sizes and one for their headers; or FileNotFoundError."""
+    infos: list[ObjectInfo] = []
+    for name, info in zip(names, place.store.stat(names), strict=True):
+        if info is None:
+            raise FileNotFoundError(f"{place.where}: there is no object {name!r}")
+        infos.append(info)
+    heads = place.store.read([Range(info.name, 0, min(info.size, _HEAD), info.stamp) for info in infos])
+    return [
+        RemoteFile(f"{place.where.rstrip('/')}/{info.name}", place.store, info, head)
+        for info, head in zip(infos, heads, strict=True)
+    ]

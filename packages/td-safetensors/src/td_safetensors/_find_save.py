@@ -14,14 +14,21 @@ import torch
 from torch import Tensor
 
 from td_core.errors import FormatError
-from td_core.spi import Encoded, check_table, load_table, open_regular, parse_json
-from td_store.arrays import Place, compute_check, list_names, map_file, view_mapped
+from td_core.spi import (
+    Encoded,
+    Serializer,
+    check_table,
+    load_table,
+    open_regular,
+    parse_json,
+)
+from td_core.typing import ObjectInfo, ObjectLocation, Range
+from td_store.arrays import ObjectReader, Place, RangeSource, compute_check, list_names, map_file, view_mapped
 
-from ._byte_ranges import LocalReader, RangeReader, RangeSource
+from ._byte_ranges import LocalReader, RemoteFile, open_objects
 from ._format import DTYPES, MAX_HEADER, Array, Header, get_dtype, read_header
 from ._reference import build_foreign_table, read_reference
-from ._remote_files import RemoteFile, connect, is_url
-from ._shards import check_weight_map, choose_file
+from ._shards import INDEX, SINGLE, check_weight_map, choose_file
 
 #: File systems whose mapped pages are fetched one by one over a network.
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs", "fuse")
@@ -64,11 +71,13 @@ class Save:
         arrays: file and position of each tensor.
         table: the table of nodes, with places as leaves.
         hashes: the hashes of the tensors as in the ``td`` header, or None.
+        is_remote: whether the files are in an object store.
     """
+
+    is_remote = False
 
     def __init__(self, path: str, arrays: Arrays, table: Encoded, hashes: object = None) -> None:
         self.path, self.arrays, self.table, self.hashes = path, arrays, table, hashes
-        self.is_remote = is_url(path)
 
     def map(self, name: str) -> Tensor:
         """Return a tensor of the save, mapped from its file, or read from its URL."""
@@ -80,7 +89,7 @@ class Save:
 
     def make_opener(self, num_threads: int = 0) -> Callable[[str, Place], RangeSource]:
         """Return a function from the name of a tensor and a place to a source that reads ranges of bytes."""
-        readers: dict[str, RangeReader] = {}
+        readers: dict[str, LocalReader | ObjectReader] = {}
 
         def open_array(name: str, place: Place) -> RangeSource:
             file, array = self.arrays[name]
@@ -89,28 +98,30 @@ class Save:
                 readers[file.path] = (
                     LocalReader(file.fd, num_threads) if isinstance(file, File) else file.reader
                 )
-            return RangeSource(readers[file.path], array, file.header.start, place)
+            begin = file.header.start + array.begin
+            return RangeSource(readers[file.path], DTYPES[array.dtype], array.shape, begin, place)
 
         return open_array
 
 
 @contextlib.contextmanager
-def open_save(
-    path: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None
-) -> Iterator[Save]:
+def open_save(path: Any, storage_options: Mapping[str, object] | None = None) -> Iterator[Save]:
     """Open a file, an index, or a directory with one of them, and read its headers.
+
+    The path can be a URL or an object store.
 
     Raises:
         FileNotFoundError: there is no save at ``path``.
         FormatError: a header is damaged, or headers contradict each other.
         ValueError: ``storage_options`` are given for a local path.
     """
-    place = os.fspath(path)
-    if is_url(place):
-        yield _open_remote(place, storage_options)
+    objects = Serializer.find_objects(path, storage_options)
+    if objects is not None:
+        save = _open_remote(objects)
+        save.is_remote = True
+        yield save
         return
-    if storage_options is not None:
-        raise ValueError(f"storage_options are for URLs; {place!r} is a local path")
+    place = os.fspath(path)
     if os.path.isdir(place):
         place = os.path.join(place, choose_file(place, os.listdir(place)))
     with contextlib.ExitStack() as stack:
@@ -126,27 +137,38 @@ def _describe_file(file: File | RemoteFile) -> Save:
     return _describe(file.path, arrays, file.header.metadata)
 
 
-def _open_remote(url: str, storage_options: Mapping[str, object] | None) -> Save:
-    """Open a file or the shards of an index at a URL."""
-    system, path = connect(url, storage_options)
-    if system.isdir(path):
-        names = [os.path.basename(name.rstrip("/")) for name in system.ls(path, detail=False)]
-        url = f"{url.rstrip('/')}/{choose_file(url, names)}"
-        path = connect(url, storage_options)[1]
-    if not url.endswith(".json"):
-        return _describe_file(RemoteFile(url, storage_options))
-    index = parse_json(system.cat_file(path), url)
+def _open_remote(place: ObjectLocation) -> Save:
+    """Open a file, or the shards of an index, in an object store."""
+    first, where = place.first, place.where
+    head = b"" if first is None else bytes(first[1][:9])
+    if first is not None and (is_index(head) or where.endswith(".json")):
+        return _open_remote_shards(place, first[0], place.find_folder())
+    # A web server answers with a page for a directory.
+    if first is not None and (head[8:] == b"{" or place.marks.isdisjoint((INDEX, SINGLE))):
+        return _describe_file(RemoteFile(where, place.store, *first))
+    name = choose_file(where, place.marks & {INDEX, SINGLE} or {info.name for info in place.store.list()})
+    (info,) = place.store.stat([name])
+    if info is None:
+        raise FileNotFoundError(f"there is no safetensors file at {where}, and no {name!r} below it")
+    if name.endswith(".json"):
+        return _open_remote_shards(place, info, place)
+    return _describe_file(open_objects(place, [name])[0])
+
+
+def _open_remote_shards(place: ObjectLocation, info: ObjectInfo, folder: ObjectLocation) -> Save:
+    """Open the shards of an index; all their headers are read together."""
+    path = f"{place.where.rstrip('/')}/{info.name}" if info.name else place.where
+    if info.size > MAX_HEADER:
+        raise FormatError(f"{path} is too long for an index of shards: it has {info.size} bytes")
+    content = place.store.read([Range(info.name, 0, info.size, info.stamp)])[0]
+    index = parse_json(bytes(content), path)
+    weights = check_weight_map(index, path)
+    names = list(dict.fromkeys(weights.values()))
     try:
-        arrays = _open_weight_map(
-            check_weight_map(index, url), url, lambda file: RemoteFile(_join_url(url, file), storage_options)
-        )
+        files = dict(zip(names, open_objects(folder, names), strict=True))
     except FileNotFoundError as error:
-        raise FormatError(f"{url}: a shard that it names is missing: {error}") from error
-    return _describe(url, arrays, _read_metadata(index))
-
-
-def _join_url(url: str, file: str) -> str:
-    return f"{url.rpartition('/')[0]}/{file}"
+        raise FormatError(f"{path}: a shard that it names is missing: {error}") from error
+    return _describe(path, _open_weight_map(weights, path, files.__getitem__), _read_metadata(index))
 
 
 def _read_metadata(index: dict[str, object]) -> dict[str, str]:

@@ -22,12 +22,12 @@ from td_store.arrays import (
     build_leaves,
     check_in_place,
     list_names,
+    open_place,
     refuse_values,
     restore,
 )
 from td_store.files import identify_file
 
-from ._byte_ranges import open_place
 from ._find_save import Save, open_file, open_for_reading, open_save
 from ._write_save import create_file
 

@@ -15,9 +15,8 @@ from td_core import NestedKey, TensorDict
 from td_core.errors import FormatError
 from td_core.spi import Encoded, decode, encode, make_reporter, run_parallel, select_keys
 from td_core.typing import Progress
-from td_store.arrays import build_collection, build_leaves, list_names, read_into
+from td_store.arrays import build_collection, build_leaves, list_names, open_place, read_into
 
-from ._byte_ranges import open_place
 from ._find_save import File, Save, is_on_network, open_save, view_storage
 from ._format import DTYPES, Array
 

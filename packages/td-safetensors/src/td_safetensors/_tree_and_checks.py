@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from td_core import Report, Tree
+from td_core.spi import Serializer
 from td_core.typing import Progress
 from td_store.arrays import check_arrays, describe_arrays, read_hashes, report_damage
 
@@ -32,9 +33,10 @@ def inspect(path: str | os.PathLike[str], *, storage_options: Mapping[str, objec
         n: TensorDict [], 8 bytes
             b: leaf [1] torch.int64, 8 bytes
     """
-    with open_save(path, storage_options) as save:
+    objects = Serializer.find_objects(path, storage_options)
+    with open_save(objects or path) as save:
         return describe_arrays(
-            save.table, os.fspath(path), partial(_make_blank, save), partial(_locate, save)
+            save.table, str(objects or path), partial(_make_blank, save), partial(_locate, save)
         )
 
 
@@ -73,13 +75,14 @@ def verify(
     >>> print(verify("data.safetensors"))
     data.safetensors: 1 files, 1 hashes, 0 problems
     """
-    shown = os.fspath(path)
-    check = partial(_check, path, progress, storage_options)
+    place: Any = Serializer.find_objects(path, storage_options) or path
+    shown = str(place)
+    check = partial(_check, place, progress)
     return report_damage(shown, os.path.basename(shown), check)
 
 
-def _check(path: Any, progress: Progress, storage_options: Mapping[str, object] | None) -> Report:
-    with open_save(path, storage_options) as save:
+def _check(path: Any, progress: Progress) -> Report:
+    with open_save(path) as save:
         files = {file.path for file, _ in save.arrays.values()} | {save.path}
         hashes = read_hashes(save.hashes, "tensors", save.arrays, save.path)
         sizes = {name: array.nbytes for name, (_, array) in save.arrays.items()}
@@ -90,4 +93,4 @@ def _check(path: Any, progress: Progress, storage_options: Mapping[str, object] 
         problems = check_arrays(
             save.table, save.path, sizes, save.map, hashes=hashes, locate=locate, progress=progress
         )
-    return Report(os.fspath(path), len(files), len(hashes[0]), problems)
+    return Report(str(path), len(files), len(hashes[0]), problems)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import (
+    Serializer,
     add_check_line,
     as_bytes,
     check_same_format,
@@ -30,7 +31,6 @@ from td_store.files import Checksum, NewFile
 
 from ._format import NAMES, Array, build_header
 from ._reference import describe
-from ._remote_files import is_url
 from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
 
 #: The longest piece that is written in one call, so that progress is reported and threads share the work.
@@ -112,13 +112,13 @@ def save(
 
 
 def check_local(path: str | os.PathLike[str]) -> str:
-    """Return a local path as a string; raise UnsupportedOperationError for a URL."""
-    place = os.fspath(path)
-    if is_url(place):
+    """Return a local path as a string; raise UnsupportedOperationError for a URL or an object store."""
+    objects = Serializer.find_objects(path)
+    if objects is not None:
         raise UnsupportedOperationError(
-            f"cannot save to {place}: URLs can only be read; save to a local file and upload it"
+            f"cannot save to {objects.where}: URLs can only be read; save to a local file and upload it"
         )
-    return place
+    return os.fspath(path)
 
 
 def create_file(like: object, path: str | os.PathLike[str], *, durable: bool = False) -> None:

@@ -9,8 +9,12 @@ from typing import Any, TypeVar
 
 from td_core import TensorCollection, save
 from td_core.spi import LazyFunction, Serializer, hookimpl, make_classmethod
+from td_core.typing import ObjectLocation
 
 CollectionT = TypeVar("CollectionT", bound=TensorCollection)
+
+#: The file or the index in a directory.
+_NAMES = ("model.safetensors", "model.safetensors.index.json")
 
 
 class SafetensorsFormat(Serializer):
@@ -23,10 +27,7 @@ class SafetensorsFormat(Serializer):
     name = "safetensors"
     stores_kinds = True
     suffixes = (".safetensors", ".safetensors.index.json")
-    schemes = (
-        "abfs", "adl", "az", "blockcache", "filecache", "ftp", "gcs", "github", "gs", "hdfs", "hf", "http", "https",
-        "memory", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "webdav", "webhdfs", "zip",
-    )  # fmt: skip
+    reads_objects = True
 
     save = LazyFunction(__package__, "._write_save", "save")
     load = LazyFunction(__package__, "._read_save", "load")
@@ -44,8 +45,8 @@ class SafetensorsFormat(Serializer):
                 consolidated = head[8:].startswith((b'{"cls": "', b'{"cls":"'))
                 return not consolidated and int.from_bytes(head[:8], "little") <= 100_000_000
             return head[:1] == b"{" and b'"weight_map"' in head
-        if isinstance(location, str):  # a URL, of which td-core has read nothing
-            return location.endswith(self.suffixes)
+        if isinstance(location, ObjectLocation):
+            return not location.marks.isdisjoint(_NAMES)
         if not isinstance(location, Path) or not location.is_dir():
             return False
         with os.scandir(location) as entries:

@@ -6,7 +6,8 @@
 True
 """
 
+from ._fsspec_store import FsspecStore
 from ._modes import PrivateSource, ReadOnlySource
 from ._stored_tensor import rebuild_stored_tensor
 
-__all__ = ["PrivateSource", "ReadOnlySource", "rebuild_stored_tensor"]
+__all__ = ["FsspecStore", "PrivateSource", "ReadOnlySource", "rebuild_stored_tensor"]

@@ -112,6 +112,10 @@ class ChunkSource:
             self._opened = opened
         return opened[2]
 
+    def reopen(self, storage_options: Mapping[str, object]) -> None:
+        """Give the store of the group its options again."""
+        self.objects.reopen(storage_options)
+
     def keep(self) -> None:
         """Read all elements before the array is removed: reads and writes stay in memory from now on."""
         self._kept = KeptSource(self.read(tuple(slice(0, n, 1) for n in self.shape)))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from td_core import Problem, Report, Tree
 from td_core.errors import FormatError
+from td_core.spi import Serializer
 from td_core.typing import Progress
 from td_store.arrays import check_arrays, describe_arrays, report_damage
 
@@ -59,12 +60,13 @@ def verify(
     >>> verify("data.zarr").ok
     True
     """
-    check = partial(_check, location, storage_options, progress)
-    return report_damage(str(location), "zarr.json", check)
+    place = Serializer.find_objects(location, storage_options) or location
+    check = partial(_check, place, progress)
+    return report_damage(str(place), "zarr.json", check)
 
 
-def _check(location: object, storage_options: dict[str, Any] | None, progress: Progress) -> Report:
-    with open_group(location, storage_options) as group:
+def _check(location: object, progress: Progress) -> Report:
+    with open_group(location) as group:
         sizes = {name: info.nbytes for name, info in group.arrays.items() if info.dtype is not None}
         problems = _check_documents(group)
         problems += check_arrays(

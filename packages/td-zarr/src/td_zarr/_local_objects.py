@@ -16,11 +16,12 @@ import zarr.abc.store
 import zarr.storage
 
 from td_core.errors import FormatError
-from td_core.spi import set_module, visit
+from td_core.spi import Serializer, set_module, visit
 from td_store.files import NewFile, allocate_file
 
 from ._group_locks import GroupLock, lock_directory
-from ._zarr_objects import TEMPORARY, Objects, StoreObjects, ZipObjects, open_url, return_store
+from ._remote_objects import find_remote
+from ._zarr_objects import TEMPORARY, Objects, StoreObjects, ZipObjects, return_store
 
 #: A link is opened by the path that it leads to, and a pipe is not waited for.
 _FLAGS = (
@@ -285,8 +286,11 @@ def find_objects(location: Any, storage_options: dict[str, Any] | None = None) -
     Raises:
         FileNotFoundError: there is nothing at a local path.
         FormatError: something else than a directory or a file is there.
-        MissingPluginError: a URL needs fsspec, or a package of a file system.
+        MissingPluginError: no package opens the store of a URL.
+        ValueError: ``storage_options`` are given, and the location is not a URL.
     """
+    if storage_options is not None:
+        location = Serializer.find_objects(location, storage_options)
     path = find_local_path(location)
     if path is not None and os.path.isdir(path):
         objects = LocalObjects(path)
@@ -306,4 +310,7 @@ def find_objects(location: Any, storage_options: dict[str, Any] | None = None) -
         # What cannot be removed cannot be written again, as in a ZipStore.
         is_fixed = not store.supports_deletes
         return StoreObjects(str(location), make, location.path, is_own=False, is_read_only=is_fixed)
-    return StoreObjects(location, partial(open_url, location, storage_options))
+    place = Serializer.find_objects(location, storage_options)
+    if place is None:
+        raise TypeError(f"a group is at a path, a URL, or in a store; got a {type(location).__name__}")
+    return find_remote(place)

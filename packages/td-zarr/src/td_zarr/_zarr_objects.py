@@ -124,6 +124,9 @@ class Objects:
         """The group as a path in a store of zarr."""
         raise NotImplementedError
 
+    def reopen(self, storage_options: Mapping[str, object]) -> None:
+        """Give the store its options again, if it has any."""
+
     def close(self) -> None:
         """Close the store, if this object has opened it."""
 

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from td_core.spi import Coercer, LazyFunction, Serializer, as_named, hookimpl, make_classmethod
+from td_core.spi import (
+    Coercer,
+    LazyFunction,
+    Serializer,
+    as_named,
+    hookimpl,
+    make_classmethod,
+)
+from td_core.typing import ObjectLocation
 
 
 class ZarrFormat(Serializer):
@@ -21,10 +29,7 @@ class ZarrFormat(Serializer):
     name = "zarr"
     stores_kinds = True
     suffixes = (".zarr", ".zarr.zip")
-    schemes = (
-        "abfs", "abfss", "adl", "az", "blockcache", "filecache", "ftp", "gcs", "gs", "hf", "http", "https", "memory", "oci",
-        "oss", "r2", "s3", "s3a", "sftp", "simplecache", "ssh", "webhdfs",
-    )  # fmt: skip
+    reads_objects = True
     locations = ("zarr.abc.store.Store", "zarr.storage.StorePath", "zarr.Group")
 
     save = LazyFunction(__package__, "._write_groups", "save")
@@ -37,6 +42,8 @@ class ZarrFormat(Serializer):
 
     def detect(self, location: object, head: bytes) -> bool:
         """Return True for a directory, zip file or store with the metadata of a group."""
+        if isinstance(location, ObjectLocation):
+            return not head and not location.marks.isdisjoint(("zarr.json", ".zgroup"))
         if not isinstance(location, Path):
             from ._local_objects import find_objects
 

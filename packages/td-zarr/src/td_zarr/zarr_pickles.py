@@ -12,9 +12,10 @@ from ._chunk_access import ChunkSource, RawSource, rebuild_mapped, rebuild_sourc
 from ._live_groups import rebuild_live
 from ._local_objects import LocalObjects
 from ._read_collections import Reinterpreted, finish_place
+from ._remote_objects import RemoteObjects
 from ._zarr_objects import StoreObjects, ZipObjects, open_url, open_zip, return_store
 
 __all__ = [
-    "ArrayInfo", "ChunkSource", "LocalObjects", "RawSource", "Reinterpreted", "StoreObjects", "ZipObjects", "finish_place",
-    "open_url", "open_zip", "rebuild_live", "rebuild_mapped", "rebuild_source", "return_store",
+    "ArrayInfo", "ChunkSource", "LocalObjects", "RawSource", "Reinterpreted", "RemoteObjects", "StoreObjects", "ZipObjects",
+    "finish_place", "open_url", "open_zip", "rebuild_live", "rebuild_mapped", "rebuild_source", "return_store",
 ]  # fmt: skip

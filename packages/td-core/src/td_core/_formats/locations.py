@@ -14,6 +14,7 @@ from typing import Any
 
 from .._python.type_names import is_instance_of_named
 from ..errors import FormatError
+from ..typing import ObjectLocation
 
 #: A local path, a URL as a string, or an object that a format accepts in place of a path.
 Location = Any
@@ -29,10 +30,6 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os,
 
 #: A URL, or a chain of URLs such as ``filecache::s3://bucket/x``. A scheme of one letter is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
-
-#: The user and password in a URL; and what follows the path.
-_USER = re.compile(r"://[^/?#]*@")
-_QUERY = re.compile(r"\?.*", re.DOTALL)
 
 
 def as_location(location: Location) -> Location:
@@ -53,15 +50,6 @@ def get_scheme(url: str) -> str | None:
     return None if match is None else match[1].lower()
 
 
-def hide_secrets(url: str) -> str:
-    """Return a URL for messages: without user, password and query.
-
-    >>> hide_secrets("https://ann:secret@host/x.zarr?token=secret")
-    'https://***@host/x.zarr'
-    """
-    return _QUERY.sub("", _USER.sub("://***@", url))
-
-
 def _read_file_url(url: str) -> Path:
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
@@ -79,8 +67,15 @@ def check_mode(mode: object) -> None:
 
 
 def show_location(location: Location) -> str:
-    """Format a location for messages."""
-    return repr(str(location)) if isinstance(location, (str, Path)) else f"a {_name_type(location)}"
+    """Format a location for messages, a URL without its secrets."""
+    if isinstance(location, Path):
+        return repr(str(location))
+    where = (
+        ObjectLocation.hide_secrets(location)
+        if isinstance(location, str)
+        else getattr(location, "where", None)
+    )
+    return repr(where) if isinstance(where, str) else f"a {_name_type(location)}"
 
 
 def _name_type(value: object) -> str:
@@ -98,8 +93,9 @@ def can_use_location(location: Location, schemes: tuple[str, ...], types: tuple[
 
 
 def has_suffix(location: Location, suffixes: tuple[str, ...]) -> bool:
-    """Return True if the name of a path or URL ends with one of some suffixes, in any case."""
-    return isinstance(location, (str, Path)) and str(location).lower().rstrip("/").endswith(suffixes)
+    """Return True if the name of a path, URL or store ends with one of some suffixes, in any case."""
+    name = location if isinstance(location, (str, Path)) else getattr(location, "where", "")
+    return str(name).lower().rstrip("/").endswith(suffixes)
 
 
 def read_head(location: Location) -> bytes:

@@ -14,14 +14,16 @@ from .._tree.node import Core, CoreT
 from .._tree.stored_leaves import as_memory, is_stored
 from ..errors import CodecError, WorkerError
 from ..typing import NestedKey
-from .locations import Location, as_location, check_mode
-from .serializers import SERIALIZERS, Serializer, check_options
+from .locations import Location, check_mode
+from .object_locations import find_place
+from .serializers import SERIALIZERS, Serializer, check_options, pass_location
 
 
 def save_collection(
     data: Core, location: Location, serializer: Serializer, options: dict[str, object]
 ) -> Any:
     """Save a collection in a format, after a check of the options."""
+    location, options = pass_location(serializer, location, options)
     check_options(serializer, "save", options)
 
     def write(whole: Core) -> Any:
@@ -60,15 +62,16 @@ def save_without_defaults(
         for name, value in options.items()
         if name not in defaults or (value is not None and value != defaults[name])
     }
-    location = as_location(path)
+    location = find_place(path, given.get("storage_options"))
     saved: CoreT = save_collection(data, location, SERIALIZERS.for_saving(location, format), given)
     return saved
 
 
 def load_in_place(data: Core, path: Location, name: str | None, options: dict[str, object]) -> None:
     """Copy a save into a collection."""
-    place = as_location(path)
+    place = find_place(path, options.get("storage_options"))
     serializer = SERIALIZERS.for_loading(place, name)
+    place, options = pass_location(serializer, place, options)
     # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
     check_options(serializer, "load_", options, "load")
     serializer.load_(data, place, **options)
@@ -76,20 +79,21 @@ def load_in_place(data: Core, path: Location, name: str | None, options: dict[st
 
 def load_as_class(cls: type | None, path: Location, name: str | None, options: dict[str, object]) -> Any:
     """Load a collection, as an instance of ``cls`` if that is not None."""
-    serializer, location = _find(path, name, "load", options)
+    serializer, location, options = _find(path, name, "load", options)
     return (
         serializer.load(location, **options) if cls is None else serializer.load_as(cls, location, **options)
     )
 
 
 def _find(
-    path: Location, name: str | None, operation: str, options: dict[str, object]
-) -> tuple[Serializer, Location]:
-    """Return the format of an existing save and its location; check the options of an operation on it."""
-    location = as_location(path)
+    path: Location, name: str | None, operation: str, options: dict[str, Any]
+) -> tuple[Serializer, Location, dict[str, Any]]:
+    """Return the format of an existing save, and its location and the options as the format takes them, after a check."""
+    location = find_place(path, options.get("storage_options"))
     serializer = SERIALIZERS.for_loading(location, name)
+    location, options = pass_location(serializer, location, options)
     check_options(serializer, operation, options)
-    return serializer, location
+    return serializer, location, options
 
 
 def open(
@@ -123,8 +127,41 @@ def open(
     options["mode"] = mode
     if keys is not None:
         options["keys"] = [keys] if isinstance(keys, str) else list(keys)
-    serializer, place = _find(path, format, "open", options)
+    serializer, place, options = _find(path, format, "open", options)
     return serializer.open(place, **options)
+
+
+def reopen(data: CoreT, *, storage_options: Mapping[str, object]) -> CoreT:
+    """Give the leaves of an opened collection the options of their store again, and return the collection.
+
+    A pickle of a collection that was opened with ``storage_options`` does not contain them, since they can be secrets; only
+    worker processes that this process starts receive them.
+
+    Args:
+        data: an unpickled collection whose leaves are in a store.
+        storage_options: the options, as for :func:`open`.
+
+    Raises:
+        ValueError: no leaf is in a store that has options.
+
+    >>> reopen(TensorDict({"a": torch.ones(2)}), storage_options={"key": "secret"})
+    Traceback (most recent call last):
+    ValueError: reopen() gives options to leaves in a store; the collection has none that takes storage_options
+    """
+    _check_collection("reopen", data)
+    found = False
+    for leaf in data._leaves():
+        source: Any = getattr(leaf, "source", None) if is_stored(leaf) else None
+        while source is not None and not hasattr(source, "reopen"):
+            source = getattr(source, "source", None)
+        if source is not None:
+            source.reopen(storage_options)
+            found = True
+    if not found:
+        raise ValueError(
+            "reopen() gives options to leaves in a store; the collection has none that takes storage_options"
+        )
+    return data
 
 
 def create(like: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
@@ -148,8 +185,9 @@ def create(like: Core, path: Location | None, *, format: str | None = None, **op
     ...
     """
     _check_collection("create", like)
-    place = as_location(path)
+    place = find_place(path, options.get("storage_options"))
     serializer = SERIALIZERS.for_saving(place, format)
+    place, options = pass_location(serializer, place, options)
     check_options(serializer, "create", options)
     return serializer.create(like, place, **options)
 
@@ -173,7 +211,7 @@ def append(rows: Core, path: Location, *, format: str | None = None, **options: 
     ...
     """
     _check_collection("append", rows)
-    serializer, place = _find(path, format, "append", options)
+    serializer, place, options = _find(path, format, "append", options)
     save_together(rows, lambda whole: serializer.append(whole, place, **options), lambda: None)
 
 
@@ -194,7 +232,7 @@ def inspect(path: Location, *, format: str | None = None, **options: object) -> 
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    serializer, place = _find(path, format, "inspect", options)
+    serializer, place, options = _find(path, format, "inspect", options)
     return serializer.inspect(place, **options)
 
 
@@ -215,7 +253,7 @@ def verify(path: Location, *, format: str | None = None, **options: object) -> R
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    serializer, place = _find(path, format, "verify", options)
+    serializer, place, options = _find(path, format, "verify", options)
     return serializer.verify(place, **options)
 
 

@@ -19,7 +19,9 @@ import torch
 from .._encode.node_kinds import as_named
 from .._tree.node import Core
 from ..errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
+from ..typing import ObjectLocation
 from .locations import Location, can_use_location, has_suffix, read_head, show_location
+from .object_locations import STORES, find_objects
 
 if TYPE_CHECKING:
     from .._encode.inspection import Report, Tree
@@ -44,7 +46,8 @@ class Serializer(ABC):
     TypeError before the operation is called.
 
     A location is a ``Path``, a ``str`` with one of the schemes of the format, or an instance of one of its types. td-core
-    converts other paths (``str`` without a scheme, ``os.PathLike``, ``file:`` URLs) to a ``Path``.
+    converts other paths (``str`` without a scheme, ``os.PathLike``, ``file:`` URLs) to a ``Path``. A format that reads objects
+    receives a :class:`~td_core.typing.ObjectLocation` in place of a URL or a store, and need not declare ``storage_options``.
 
     Attributes:
         name: the name of the format for ``save(format=...)``.
@@ -52,6 +55,8 @@ class Serializer(ABC):
         suffixes: suffixes of its files, such as ``(".npz",)``. Without ``format=``, a location with one of them is saved in
             this format.
         schemes: schemes of the URLs that it accepts, such as ``("s3",)``.
+        reads_objects: True for a format that accepts each URL for which a plugin has a store, and each
+            :class:`~td_core.typing.ObjectStore`.
         locations: types of the objects that it accepts in place of a path. A string is the name of a class, such as
             ``"zarr.Group"``, whose library need not be imported.
         stores_kinds: True if ``save`` stores nodes of every kind with their values, as :func:`~td_core.spi.encode` lists them.
@@ -80,6 +85,7 @@ class Serializer(ABC):
     needs_path: ClassVar[bool] = True
     suffixes: ClassVar[tuple[str, ...]] = ()
     schemes: ClassVar[tuple[str, ...]] = ()
+    reads_objects: ClassVar[bool] = False
     locations: ClassVar[tuple[type | str, ...]] = ()
     stores_kinds: ClassVar[bool] = False
     reads_stored_tensors: ClassVar[bool] = False
@@ -96,9 +102,28 @@ class Serializer(ABC):
     def detect(self, location: Location, head: bytes) -> bool:
         """Return True if ``location`` holds a save of this format; do not raise for other formats.
 
-        ``head`` is the first 512 bytes of a local file, which td-core reads once for all formats. It is empty for a
-        directory, a URL or an object.
+        ``head`` is the first 512 bytes of a local file, or the first 64 kB of an object in a store, which td-core reads once for
+        all formats. It is empty for a directory and an object of a library. A location of objects is not asked for more: if
+        no format recognises the head, ``detect`` is called with an empty one, and ``location.marks`` has the names of trees.
         """
+
+    @staticmethod
+    def find_objects(
+        location: Location, storage_options: Mapping[str, object] | None = None
+    ) -> ObjectLocation | None:
+        """Return a URL, or an object store, as a location of objects; None for a path or an object of a library.
+
+        For the functions of a format that users call with a URL.
+
+        Raises:
+            MissingPluginError: no plugin opens the store of the URL.
+            TypeError: ``storage_options`` are not a mapping.
+            ValueError: ``storage_options`` are given, and the location is not a URL.
+
+        >>> Serializer.find_objects("a.safetensors") is None
+        True
+        """
+        return find_objects(location, storage_options)
 
     def load_as(self, cls: type, location: Location, **options: object) -> Any:
         """Load the collection at ``location`` as an instance of ``cls``, if that class has declared entries.
@@ -226,11 +251,7 @@ class Serializers:
         shown = show_location(location)
         if isinstance(location, Path) and not location.exists():
             raise FileNotFoundError(f"cannot load: there is nothing at {shown}")
-        candidates = [serializer for serializer in self if _accepts(serializer, location)]
-        if not candidates:
-            raise self._location_error("no registered format accepts", location)
-        head = read_head(location)
-        results = [serializer for serializer in candidates if _is_recognised(serializer, location, head)]
+        results = _recognise(self._list_candidates(location), location)
         if len(results) == 1:
             return results[0]
         if results:
@@ -242,6 +263,15 @@ class Serializers:
         if missing:
             raise MissingPluginError("; ".join([message, *map(_describe_provider, dict.fromkeys(missing))]))
         raise FormatError(message)
+
+    def _list_candidates(self, location: Location) -> list[Serializer]:
+        """Return the formats that accept a location, or raise MissingPluginError or TypeError."""
+        found = [serializer for serializer in self if _accepts(serializer, location)]
+        if not found:
+            if isinstance(location, str) and any(serializer.reads_objects for serializer in self):
+                STORES.check_scheme(location)
+            raise self._location_error("no registered format accepts", location)
+        return found
 
     def _find_by_suffix(self, location: Location) -> str | None:
         """Return the name of the format that has the suffix of a location, or None; FormatError if several formats have it."""
@@ -309,7 +339,39 @@ def _check_declarations(serializer: Serializer) -> None:
 
 
 def _accepts(serializer: Serializer, location: Location) -> bool:
+    if isinstance(location, ObjectLocation):
+        if serializer.reads_objects:
+            return True
+        location = location.url
     return can_use_location(location, serializer.schemes, serializer.locations)
+
+
+def pass_location(
+    serializer: Serializer, location: Location, options: Mapping[str, object]
+) -> tuple[Location, dict[str, Any]]:
+    """Return a location, and the options of an operation, as a format takes them."""
+    if not isinstance(location, ObjectLocation):
+        return location, dict(options)
+    if serializer.reads_objects:
+        return location, {name: value for name, value in options.items() if name != "storage_options"}
+    return location.url, dict(options)
+
+
+def _recognise(candidates: list[Serializer], location: Location) -> list[Serializer]:
+    """Return the formats that recognise a location; FileNotFoundError if a store has nothing there."""
+    if not isinstance(location, ObjectLocation):
+        head = read_head(location)
+        return [item for item in candidates if _is_recognised(item, location, head)]
+    heads = [location.head, b""] if location.head else [b""]
+    for head in heads:
+        results = [
+            item for item in candidates if _is_recognised(item, pass_location(item, location, {})[0], head)
+        ]
+        if results:
+            return results
+    if location.first is None and not location.marks:
+        raise FileNotFoundError(f"cannot load: there is nothing at {show_location(location)}")
+    return []
 
 
 def _list_formats_of_suffix(location: Location) -> list[str]:

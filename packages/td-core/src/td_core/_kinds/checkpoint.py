@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .._encode.treedefs import Tree, flatten_checkpoint, unflatten_checkpoint
 from .._formats.locations import Location, as_location, show_location
+from .._formats.object_locations import find_place
 from .._formats.saving import list_shards, load_as_class, save_collection, type_error
 from .._formats.serializers import SERIALIZERS, Serializer
 from .._methods.collection import TensorCollection
@@ -87,7 +88,7 @@ def save(
     """
     if not isinstance(data, (Core, Mapping)):
         raise type_error("save", data, "a collection, such as a TensorDict, or a mapping")
-    location = as_location(path)
+    location = find_place(path, options.get("storage_options"))
     serializer = SERIALIZERS.for_saving(location, format)
     if isinstance(data, Core):
         return save_collection(data, location, serializer, options)

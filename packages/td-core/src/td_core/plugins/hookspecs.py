@@ -13,8 +13,8 @@ import pluggy
 
 from .._encode.node_kinds import NodeKind
 from .._encode.value_types import LeafSerializer
+from .._formats.object_locations import StoreFactory
 from .._formats.serializers import Serializer
-from .._formats.stores import StoreFactory
 from .._tree.coerce import Coercer
 
 hookspec = pluggy.HookspecMarker("td")

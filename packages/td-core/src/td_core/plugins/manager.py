@@ -24,8 +24,8 @@ import pluggy
 
 from .._encode.node_kinds import KINDS, NodeKind
 from .._encode.value_types import VALUES, LeafSerializer
+from .._formats.object_locations import STORES
 from .._formats.serializers import SERIALIZERS, Serializer
-from .._formats.stores import STORES
 from .._transforms.pytree import register_kind
 from .._tree.coerce import COERCERS, Coercer
 from ..errors import FIRST_PARTY, MissingPluginError, PluginError
