@@ -145,7 +145,7 @@ def dtypes(tree: Path, run: Run) -> None:
     """Add three dtypes to the copy, of which torch does not have the last one."""
     insert_after(tree / "packages/td-core/src/td_core/_torch/dtypes.py", "\nDTYPES = (\n", DTYPES)
     found = run("tools/generate_methods.py", "--check", code=1)
-    for name in ("packages/td-core/src/td_core/_methods/dtypes.py", "docs/reference/collections.md"):
+    for name in ("packages/td-core/src/td_core/_methods/casting.py", "docs/reference/collections.md"):
         assert f"{name} differs from its table: run python tools/generate_methods.py" in found
     run("tools/generate_methods.py")
     assert run("tools/generate_methods.py", "--check") == ""

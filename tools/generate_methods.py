@@ -117,7 +117,7 @@ def make_files() -> dict[Path, str]:
     """Return what each file should contain."""
     parts = [
         (CORE / "_methods/pointwise.py", "operations", make_methods()),
-        (CORE / "_methods/dtypes.py", "casts", make_casts()),
+        (CORE / "_methods/casting.py", "casts", make_casts()),
         (PAGE, "operations", make_list()),
         (PAGE, "casts", make_list_of_casts()),
     ]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, is_bool, is_floating, is_integer
 from td_core._functions.dtypes import CASTS
-from td_core._methods.dtypes import DtypeMixin
+from td_core._methods.casting import DtypeMixin
 from td_core._torch.dtypes import METHODS
 from td_core.errors import BatchSizeError
 

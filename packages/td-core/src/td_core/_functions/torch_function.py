@@ -26,6 +26,19 @@ from .operands import run_each_leaf
 
 Handler = Callable[..., Any]
 
+#: Keyword names of torch functions that differ from those of the methods: torch's name -> method's name.
+KEYWORDS = {
+    torch.broadcast_to: {"size": "shape"},
+    torch.cat: {"tensors": "input"},
+    torch.concat: {"tensors": "input"},
+    torch.concatenate: {"tensors": "input"},
+    torch.pow: {"exponent": "other"},
+    torch.reshape: {"shape": "size"},
+    torch.stack: {"tensors": "input"},
+    torch.swapdims: {"dim0": "axis0", "dim1": "axis1"},
+    torch.unflatten: {"sizes": "unflattened_size"},
+}
+
 #: Methods that have the name of a torch function, but another meaning.
 _OTHER_MEANING = {
     "as_tensor",

@@ -6,38 +6,35 @@ from collections.abc import MutableMapping
 from types import FunctionType, GenericAlias
 from typing import Any
 
-from .._functions.torch_function import add_methods
+import torch
+
+from .._functions.torch_function import KEYWORDS, TABLE, add_methods
+from .._torch.private import is_caller, without_torch_function
 from .._transforms.pytree import register_as_its_base
 from .._tree.defaults import Defaults
 from .._tree.node import Core
 from ..plugins.siblings import SiblingMethods
 from .apply import ApplyMixin
-from .casting import CastingMixin
+from .casting import CastingMixin, DtypeMixin
 from .conversion import ConversionMixin, ReprMixin
 from .device_moves import DeviceMixin
-from .dtypes import DtypeMixin
 from .elements import ElementMixin
 from .entries import EntryMixin
 from .joining import JoinMixin
 from .locking import LockMixin
 from .metadata import MetadataMixin
 from .modules import ModuleMixin
-from .packing import PackMixin
 from .parallel import ParallelMixin
 from .pointwise import PointwiseMixin
 from .reductions import ReductionMixin
 from .saving import PickleMixin, SaveMixin
 from .select import SelectMixin
 from .shape import ShapeMixin
-from .state import StateDictMixin
 from .structure import StructureMixin
-from .torch_function import TorchFunctionMixin
 from .update import UpdateMixin
 
 
 class TensorCollection(
-    # This mixin is first, since torch looks up __torch_function__ through the bases at each call, without a cache.
-    TorchFunctionMixin,
     StructureMixin,
     UpdateMixin,
     ApplyMixin,
@@ -53,10 +50,8 @@ class TensorCollection(
     ElementMixin,
     JoinMixin,
     SelectMixin,
-    PackMixin,
     ShapeMixin,
     EntryMixin,
-    StateDictMixin,
     ModuleMixin,
     LockMixin,
     PickleMixin,
@@ -81,6 +76,33 @@ class TensorCollection(
     def __hash__(self) -> int:
         """Return the id of the object, as tensors do, because ``==`` compares leaf by leaf."""
         return id(self)
+
+    # It is not in a mixin, since torch looks it up through the bases at each call, without a cache.
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> Any:
+        """Call the implementation of a torch function for collections.
+
+        Raises:
+            TypeError: the function is not supported on collections.
+
+        >>> torch.exp(TensorDict({"a": torch.zeros(2)}))["a"]
+        tensor([1., 1.])
+        """
+        handler = TABLE.get(func)
+        if handler is None:
+            if is_caller(func):  # only torch.compile dispatches such functions here, eager mode never does
+                with without_torch_function():
+                    return func(*args, **(kwargs or {}))
+            name = torch.overrides.resolve_name(func) or repr(func)
+            raise TypeError(
+                f"{name} takes no collections; call it on each leaf, td.apply({name}), or on the leaves that it is for"
+            )
+        if not kwargs:
+            return handler(*args)
+        names = KEYWORDS.get(func, {})
+        return handler(*args, **{names.get(key, key): value for key, value in kwargs.items()})
 
 
 def _claim_methods() -> None:

@@ -8,7 +8,9 @@ from operator import methodcaller
 from torch import Tensor
 from typing_extensions import Self
 
-from .._functions.elements import (
+from .._functions.locking import write_back_on_exit
+from .._functions.shape import (
+    parse_ints,
     repeat_batch,
     repeat_elements,
     roll_batch,
@@ -16,8 +18,6 @@ from .._functions.elements import (
     tile_batch,
     write_back_inverse,
 )
-from .._functions.locking import write_back_on_exit
-from .._functions.shape import parse_ints
 from .._plans import elements
 from .._plans.plans import as_ints, check_ints
 from .._tree.node import Core
