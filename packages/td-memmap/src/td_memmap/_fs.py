@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from td_core.errors import FormatError
-from td_core.spi import visit
+from td_core.spi import open_regular, visit
 from td_store.files import EXCHANGE, NO_REPLACE, allocate_file, identify_file, lock, rename_with
 
 from . import _file_names
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Parts = tuple[str, ...]
+#: Inode and time of birth of the file of a pickled tensor; the device has another number on another machine.
+Stamp = tuple[object, ...]
 Opened = TypeVar("Opened")
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -560,6 +562,20 @@ def identify_path(path: str) -> tuple[int, int, int | None] | None:
     """Return what distinguishes a file or directory from a later one with its inode, or None if it does not exist."""
     status = get_status(path)
     return None if status is None else identify_file(path, status)
+
+
+def find_stamp(path: str) -> Stamp:
+    """Return the stamp of the file at a path."""
+    with closing(open_regular(path)) as fd:
+        return tuple(identify_file(fd, get_open_status(fd))[1:])
+
+
+def check_stamp(path: str, stamp: Stamp | None) -> None:
+    """Raise FormatError if another save has replaced a file since it was pickled; earlier releases stored no stamp."""
+    if stamp is not None and find_stamp(path) != stamp:
+        raise FormatError(
+            f"{path} was replaced since the tensor was pickled: load the save again, or pickle the elements of clone()"
+        )
 
 
 def is_path_of(path: str | None, wanted: tuple[int, int] | None) -> bool:

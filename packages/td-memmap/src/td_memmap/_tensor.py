@@ -31,7 +31,6 @@ from ._anonymous import AnonymousFile, remap_anonymous_storage
 from ._chunks import check_dtype, check_storable, iter_chunks, write_chunks
 from ._errors import FileTakenError, NoFileError
 from ._mapped_memory import FileStorage, check_device, check_mode, map_elements_of
-from ._pickle_stamps import Stamp, check_stamp, find_stamp
 from ._shapes import Shape, as_shape, element_count, make_empty, reshape_flat, shape_of, show_shape
 
 
@@ -491,7 +490,7 @@ class MemoryMappedTensor(Tensor):
         moved = place.identity is not None and not _fs.is_path_of(place.filename, place.identity)
         if place.filename is None or moved or not is_at_its_place(self):
             return map_elements, (Tensor.clone(self),)
-        stamp = None if place.identity is None else find_stamp(place.filename)
+        stamp = None if place.identity is None else _fs.find_stamp(place.filename)
         return remap_tensor, (place.filename, self.dtype, place.shape, place.mode, _get_view(self), stamp)
 
 
@@ -515,7 +514,7 @@ def _reduce_storage(storage: FileStorage) -> Any:
     source = storage.source
     if isinstance(source, Place):
         if source.shared and _fs.is_path_of(source.filename, source.identity):
-            stamp = find_stamp(str(source.filename))
+            stamp = _fs.find_stamp(str(source.filename))
             return remap_storage, (source.filename, storage.nbytes(), storage.start, stamp)
     elif source is not None and (file := source()) is not None:
         return remap_anonymous_storage, (file, storage.start, storage.nbytes())
@@ -531,10 +530,10 @@ _COPIES: WeakKeyDictionary[object, list[torch.UntypedStorage]] = WeakKeyDictiona
 
 @set_module("td_memmap.memmap_pickles")
 def remap_storage(
-    filename: str, nbytes: int, start: int = 0, stamp: Stamp | None = None
+    filename: str, nbytes: int, start: int = 0, stamp: _fs.Stamp | None = None
 ) -> torch.UntypedStorage:
     """Map the first ``nbytes`` bytes of a file after ``start`` as a storage."""
-    check_stamp(filename, stamp)
+    _fs.check_stamp(filename, stamp)
     memory = MemoryMappedTensor.from_filename(filename, torch.uint8, (start + nbytes,)).untyped_storage()
     part: torch.UntypedStorage = memory[start:] if start else memory
     return part
@@ -589,10 +588,10 @@ def remap_tensor(
     shape: Shape,
     mode: str | None,
     look: _View,
-    stamp: Stamp | None = None,
+    stamp: _fs.Stamp | None = None,
 ) -> MemoryMappedTensor:
     """Map a pickled tensor from the file at its path."""
-    check_stamp(filename, stamp)
+    _fs.check_stamp(filename, stamp)
     return _open_view(
         lambda form: MemoryMappedTensor.from_filename(filename, dtype, form, mode=mode), shape, look
     )

@@ -27,11 +27,10 @@ from ._array_documents import (
     make_text_document,
     read_array_document,
 )
-from ._array_engines import open_array
+from ._array_engines import open_array, write_text_rows
 from ._dim_labels import name_dims
 from ._group_header import GroupContent
 from ._read_collections import open_group
-from ._text_arrays import write_text_rows
 from ._write_groups import PlannedGroup, dump_json, put_documents, read_planned
 from ._zarr_objects import Objects
 

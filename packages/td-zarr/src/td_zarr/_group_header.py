@@ -21,9 +21,9 @@ from ._array_documents import (
     parse_json,
     read_array_document,
 )
+from ._array_engines import read_text
 from ._dim_labels import LEVEL
 from ._foreign_groups import ForeignGroup
-from ._text_arrays import read_text
 from ._zarr_objects import Objects
 
 

@@ -31,11 +31,11 @@ from td_store.arrays import (
 )
 
 from ._array_documents import ArrayInfo, ChunkOptions, join_names, make_text_document, read_array_document
+from ._array_engines import write_changed_rows, write_texts
 from ._dim_labels import name_dims
 from ._group_header import GroupContent, list_documents, read_group
 from ._local_objects import find_objects
 from ._read_collections import Opener, open_with_content
-from ._text_arrays import write_changed_rows, write_texts
 from ._write_groups import PlannedGroup, consolidate, dump_json, plan_group, save, write_entries
 from ._zarr_objects import TEMPORARY, Objects
 

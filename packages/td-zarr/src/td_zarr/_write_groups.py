@@ -31,14 +31,13 @@ from ._array_documents import (
     parse_json,
     read_array_document,
 )
-from ._array_engines import encode_zeros, list_chunks
+from ._array_engines import encode_zeros, list_chunks, write_texts
 from ._chunk_access import write_arrays
 from ._dim_labels import LEVEL, VALUE, describe_levels, describe_values, name_dims
 from ._group_header import read_root
 from ._group_locks import hold_directory
 from ._local_objects import LocalObjects, find_local_path, find_objects
 from ._read_collections import open_collection
-from ._text_arrays import write_texts
 from ._zarr_objects import TEMPORARY, Objects, create_zip
 
 #: The beginning of the metadata of arrays as td writes it. zarr and tensorstore put spaces or other keys there. A process that
