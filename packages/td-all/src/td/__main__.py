@@ -25,8 +25,8 @@ from ._alias import STAND_IN_FILE, install_as_tensordict
 PACKAGES = ("td-core", *FIRST_PARTY, "td-all")
 BESIDE = ("numpy", "pluggy", "xxhash", "tqdm", "tensordict")
 
-#: Folder on the import path of child processes, with a module ``tensordict`` that installs the alias.
-STAND_IN = Path(STAND_IN_FILE).parent
+#: Folder on the import path of child processes, with a package ``tensordict`` that installs the alias.
+STAND_IN = Path(STAND_IN_FILE).parents[1]
 
 
 def report() -> str:

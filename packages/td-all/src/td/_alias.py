@@ -27,7 +27,7 @@ __all__ = ["install_as_tensordict"]
 ROOT = "tensordict"
 
 #: The file that the alias modules name as theirs; child processes of ``python -m td run`` import it.
-STAND_IN_FILE = str(Path(__file__).parent / "_stand_in" / f"{ROOT}.py")
+STAND_IN_FILE = str(Path(__file__).parent / "_stand_in" / ROOT / "__init__.py")
 
 #: The tensordict release whose interface and files td follows; programs compare it to choose what they call.
 RELEASE = "0.15.3"
