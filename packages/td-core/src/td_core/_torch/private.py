@@ -26,7 +26,7 @@ __all__ = [
     "find_refusing_transform", "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel",
     "functorch_level", "is_caller", "guard_forms", "is_read_only_view", "is_traced", "map_location", "get_mapped_dim",
     "make_nested_view", "new_object", "plain_results", "get_ragged_dim", "get_cached_seqlens", "increase_versions",
-    "make_wrapper", "pytree", "without_torch_function", "unmap", "unwrap_transforms", "count_dispatch_modes", "count_users",
+    "find_apart_view", "find_state_reader", "make_wrapper", "pytree", "without_torch_function", "unmap", "unwrap_transforms", "count_dispatch_modes", "count_users",
     "wrap_jacobians", "wrap_vmap",
 ]  # fmt: skip
 
@@ -382,6 +382,55 @@ def guard_forms(tensors: Iterable[Tensor]) -> Callable[..., bool]:
     guards = _find_tested("_C._dynamo.guards.TensorGuards", _guard_one_tensor) or _Looks
     check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
+
+
+def _read_two_states(read: Callable[[dict[str, int]], int]) -> None:
+    held = {"a": 1}
+    states = [read(held), read(held)]
+    held["a"] = 2
+    if states != [states[0]] * 2 or read(held) == states[0] or read({"a": 1}) == read({"a": 1}):
+        raise RuntimeError("it does not return one number for each state of a dict")
+
+
+def _list_identities(held: dict[str, Any]) -> object:
+    return [*held], [*map(id, held.values())]
+
+
+def find_state_reader() -> Callable[[dict[str, Any]], object]:
+    """Find a function that returns another value after each change of a dict, as long as its old values are alive.
+
+    >>> read, held = find_state_reader(), {"a": 1}
+    >>> before = read(held)
+    >>> held["b"] = 2
+    >>> before == before, before == read(held)
+    (True, False)
+    """
+    read: Callable[[dict[str, Any]], object] | None = _find_tested(
+        "_C._dynamo.guards.dict_version", _read_two_states
+    )
+    return read or _list_identities
+
+
+def _view_apart(view: Callable[..., Tensor]) -> None:
+    source = torch.arange(6, device="cpu")
+    made = view(source[1:], (2, 2), (2, 1), 1)
+    if made.tolist() != [[2, 3], [4, 5]] or made._base is not None or made.data_ptr() != source[2:].data_ptr():
+        raise RuntimeError("it does not return the elements from an offset on")
+
+
+def _detach_view(source: Tensor, shape: tuple[int, ...], steps: tuple[int, ...], offset: int) -> Tensor:
+    return source.as_strided(shape, steps, int(source.storage_offset()) + offset).detach()
+
+
+def find_apart_view() -> Callable[[Tensor, tuple[int, ...], tuple[int, ...], int], Tensor]:
+    """Find a function of (vector, shape, strides, offset) whose result shares memory, but is no view for autograd.
+
+    >>> find_apart_view()(torch.arange(6), (2, 2), (2, 1), 1)
+    tensor([[1, 2],
+            [3, 4]])
+    """
+    view: Callable[..., Tensor] | None = _find_tested("_C._dynamo.guards._reinterpret_tensor", _view_apart)
+    return view or _detach_view
 
 
 def get_ragged_dim(tensor: Tensor) -> int:

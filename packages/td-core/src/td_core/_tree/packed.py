@@ -8,14 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, pairwise
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import (
+    Tensor,
+    are_deterministic_algorithms_enabled,
+    is_autocast_enabled,
+    is_inference_mode_enabled,
+)
+from torch.compiler import is_compiling
 
 from .._torch.kernels import PLAIN
-from .._torch.private import functorch_level, guard_forms, increase_versions, is_traced
+from .._torch.private import (
+    find_apart_view,
+    find_state_reader,
+    functorch_level,
+    guard_forms,
+    increase_versions,
+    is_traced,
+)
 from .node import Core, CoreT
 from .walks import list_levels
 
@@ -53,6 +66,7 @@ class Packed:
 
     Attributes:
         storage: a vector of bytes that all leaves are views of.
+        apart: leaves with a version of their own, such as parameters that were moved; None until the first write.
         device: its device.
         places: the place of each leaf, in the order of ``_leaves()``.
         runs: a vector for each run of neighbouring leaves of one dtype, gaps included.
@@ -64,10 +78,11 @@ class Packed:
     """
 
     __slots__ = (
-        "_addresses", "_apart", "_blocks", "_device_type", "_has_same_forms", "_layout", "_leaves", "_levels", "_twin",
-        "device", "dtypes", "filled", "has_scalars", "is_new", "places", "requires_grad", "runs", "storage",
+        "_addresses", "_device_type", "_has_same_forms", "_layout", "_leaves", "_levels", "_memory", "_read_state", "_views",
+        "apart", "device", "dtypes", "filled", "has_scalars", "is_new", "places", "requires_grad", "runs", "storage",
     )  # fmt: skip
 
+    apart: list[Tensor] | None
     places: list[Place]
     runs: list[Tensor]
     filled: list[Tensor]
@@ -86,9 +101,9 @@ class Packed:
         """Return True if torch runs operations in another way than usual."""
         return (
             functorch_level() is not None
-            or torch.is_inference_mode_enabled()
-            or torch.are_deterministic_algorithms_enabled()
-            or torch.is_autocast_enabled(self._device_type)
+            or is_inference_mode_enabled()
+            or are_deterministic_algorithms_enabled()
+            or is_autocast_enabled(self._device_type)
         )
 
     def is_unchanged(self, root: Core) -> bool:
@@ -96,9 +111,9 @@ class Packed:
         leaves = self._leaves
         if leaves is None:
             return False
-        for node, keys, entries in self._levels:
-            held = (root if node is None else node._inner())._children()
-            if [*held] != keys or not all(map(is_, [*held.values()], entries)):
+        read = self._read_state
+        for node, state in self._levels:
+            if read((root if node is None else node._inner())._children()) != state:  # type: ignore[arg-type]
                 return False
         return [*map(_DATA_PTR, leaves)] == self._addresses and self._has_same_forms(*leaves)
 
@@ -111,23 +126,26 @@ class Packed:
         used = None if places is None else _order_places(places)
         if levels is None or places is None or used is None:
             return False
+        self._read_state = find_state_reader()
         # The mark belongs to the root, so a reference to it would be a cycle.
-        self._levels = [(None if node is root else node, keys, entries) for node, keys, entries in levels]
+        self._levels = [
+            (None if node is root else node, self._read_state(node._inner()._children()))  # type: ignore[arg-type]
+            for node, _, _ in levels
+        ]
         self.places = places
         self._set_runs(used)
         self.has_scalars = any(not place.shape for place in self.places)
         self.requires_grad = any(map(_REQUIRES_GRAD, leaves))
         self._layout = [
-            (keys, [isinstance(entry, Tensor) for entry in entries]) for _, keys, entries in self._levels
+            (keys, [isinstance(entry, Tensor) for entry in entries]) for _, keys, entries in levels
         ]
-        self._twin: object = self._layout
-        #: The blocks of the views of a clone, and the position of each leaf in them; None before the first clone.
-        self._blocks: tuple[list[_Block], list[int]] | None = None
+        self._memory = self.storage.untyped_storage().data_ptr()
+        #: The dtype, shape, strides and offset of each leaf as a part of a vector of its dtype; None before the first clone.
+        self._views: list[tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]] | None = None
         distinct = [*{id(leaf): leaf for leaf in leaves}.values()]
         self._addresses = [*map(_DATA_PTR, distinct)]
         self._has_same_forms = guard_forms(distinct)
-        #: Leaves with their own version counter, such as parameters that were moved; None until the first write.
-        self._apart: list[Tensor] | None = None
+        self.apart = None
         self._leaves = distinct
         return True
 
@@ -142,48 +160,41 @@ class Packed:
 
     def make_leaves(self, storage: Tensor) -> list[Tensor]:
         """Return the leaves in another storage. Autograd takes them for tensors of their own, not for parts of one."""
-        if self._blocks is None:
-            places = sorted({*self.places}, key=_START_STOP)
-            position = {place: i for i, place in enumerate(places)}
-            self._blocks = _find_blocks(places), [position[place] for place in self.places]
-        blocks, order = self._blocks
-        typed: dict[torch.dtype, tuple[Tensor, int]] = {}
-        views: list[Tensor] = []
-        for dtype, start, shape, steps in blocks:
-            if dtype not in typed:
-                whole = storage[: storage.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-                typed[dtype] = whole, int(whole.storage_offset())
-            whole, offset = typed[dtype]
-            block = whole.as_strided(shape, steps, offset + start // dtype.itemsize)
-            views += block.unbind() if shape[0] > 1 else [block[0]]
-        leaves = [*map(Tensor.detach, views)]
-        return [leaves[i] for i in order]
+        if self._views is None:
+            self._views = [
+                (dtype, tuple(shape), steps, start // dtype.itemsize)
+                for start, _, dtype, shape, steps in self.places
+            ]
+        whole = {dtype: storage[: storage.numel() // dtype.itemsize * dtype.itemsize].view(dtype) for dtype in self.dtypes}
+        view = find_apart_view()
+        return [view(whole[dtype], shape, steps, start) for dtype, shape, steps, start in self._views]
 
     def is_like(self, other: Packed) -> bool:
         """Return True if another collection has the same keys, and its leaves the same places in their own storage."""
-        # Remember the last equal layout: comparing all places costs more than a kernel.
-        if other is self or other._layout is self._twin:
+        if other is self:
+            return True
+        if self._memory == other._memory:  # torch refuses to write a part while it reads one that overlaps
+            return False
+        if other._layout is self._layout:
             return True
         if self.places != other.places or self._layout != other._layout:
             return False
-        mine, others = (item.storage.untyped_storage().data_ptr() for item in (self, other))
-        if mine == others:  # torch refuses to write a part of a storage while it reads one that overlaps
-            return False
-        self._twin = other._layout
+        # Share one object from now on: comparing all places costs more than a kernel.
+        other._layout = self._layout
         return True
 
     def read_versions(self) -> list[int] | None:
         """Return the version of each leaf before the first write; None if it is known which ones a write raises."""
-        return [*map(_VERSION, self._leaves or ())] if self._apart is None else None
+        return [*map(_VERSION, self._leaves or ())] if self.apart is None else None
 
     def raise_versions(self, before: list[int] | None) -> None:
         """Raise the versions of the leaves that a write to the storage left, with the versions before it."""
         if before is not None:
-            self._apart = [
+            self.apart = [
                 leaf for leaf, version in zip(self._leaves or (), before) if leaf._version == version
             ]
-        if self._apart:
-            increase_versions(self._apart)
+        if self.apart:
+            increase_versions(self.apart)
 
 
 _START_STOP = attrgetter("start", "stop")
@@ -215,9 +226,7 @@ def find_packed(root: Core, is_operand: bool = False) -> Packed | None:
     node: Any = root._inner()
     held = node._backends
     mark: Packed | None = None if held is None else held.get(PACKED)
-    if mark is None or torch.compiler.is_compiling():
-        return None
-    if not is_operand and mark.is_in_mode():
+    if mark is None or not (is_operand or not (is_compiling() or mark.is_in_mode())):
         return None
     if mark.is_new:
         # Many collections, such as those of ``td.data``, are used once, and reading costs more than that.
@@ -251,7 +260,8 @@ def clone_packed(root: CoreT) -> CoreT | None:
     if mark is None:
         return None
     storage = mark.storage.clone()
-    return pack_root(root._unflatten(mark.make_leaves(storage)), storage)
+    leaves = mark.make_leaves(storage)
+    return pack_root(root._unflatten(leaves, root._flatten_leaves([])), storage)
 
 
 def list_filled(root: Core) -> list[Tensor] | None:
@@ -309,35 +319,3 @@ def _split(places: Iterable[Place], apart: int) -> Iterator[list[Place]]:
 def _view(storage: Tensor, first: Place, last: Place) -> Tensor:
     """Return the elements of a storage from one place to another one of the same dtype."""
     return storage[first.start : last.stop].view(first.dtype)
-
-
-class _Block(NamedTuple):
-    """Neighbouring leaves of one dtype and shape, which are the slices of one tensor.
-
-    Attributes:
-        dtype: their dtype.
-        start: the first byte of the first one.
-        shape: the shape of the tensor; its first dim counts the leaves.
-        steps: its strides.
-    """
-
-    dtype: torch.dtype
-    start: int
-    shape: tuple[int, ...]
-    steps: tuple[int, ...]
-
-
-def _find_blocks(places: Iterable[Place]) -> list[_Block]:
-    """Divide sorted places into blocks: one call makes the views of all leaves of a block."""
-    blocks: list[_Block] = []
-    for start, stop, dtype, shape, steps in places:
-        if blocks:
-            last = blocks[-1]
-            apart = (start - last.start) // dtype.itemsize
-            count = last.shape[0]
-            step = apart if count == 1 else last.steps[0]
-            if last[0::2] == (dtype, (count, *shape)) and last.steps[1:] == steps and apart == count * step:
-                blocks[-1] = last._replace(shape=(count + 1, *shape), steps=(step, *steps))
-                continue
-        blocks.append(_Block(dtype, start, (1, *shape), ((stop - start) // dtype.itemsize, *steps)))
-    return blocks

@@ -42,7 +42,7 @@ def try_write_packed(root: Core, this: Op, *operands: object) -> bool:
             return False
         columns.append(column)
     runs, single = mark.runs, this.single
-    before = mark.read_versions()
+    before = mark.read_versions() if mark.apart is None else None
     if len(runs) > 1:
         rows = [*zip(runs, *columns, strict=True)]
         # torch refuses an operation before it writes, but only one run at a time.
@@ -55,7 +55,8 @@ def try_write_packed(root: Core, this: Op, *operands: object) -> bool:
             single(runs[0], *[column[0] for column in columns])
         except LEAF_ERRORS:
             return False  # the ordinary way raises an error that names the leaf
-    mark.raise_versions(before)
+    if mark.apart != []:
+        mark.raise_versions(before)
     return True
 
 
@@ -76,14 +77,14 @@ def try_copy_packed(root: Core, source: object, non_blocking: bool) -> bool:
 
 def _list_operands(root: Core, mark: Packed, operand: object) -> Sequence[object] | None:
     """Return what an operand is beside each run; None if it is not the same for all leaves of the run."""
-    if isinstance(operand, np.generic):
-        operand = operand.item()
     if type(operand) in _NUMBERS:
         return [operand] * len(mark.runs)
-    if type(operand) is Tensor:
-        return [operand] * len(mark.runs) if _is_same_beside_each(mark, operand) else None
     if isinstance(operand, Core):
         return _list_runs(root, mark, operand)
+    if isinstance(operand, np.generic):
+        return [operand.item()] * len(mark.runs)
+    if type(operand) is Tensor:
+        return [operand] * len(mark.runs) if _is_same_beside_each(mark, operand) else None
     return [operand.make(run) for run in mark.runs] if isinstance(operand, Beside) else None
 
 
