@@ -2,8 +2,8 @@
 
 The contestants alternate in one process, on one thread, and the time is the CPU time of that thread; each figure is the median of
 the rounds. The leaves of a *packed* collection are views of one storage (``consolidate()``); its figures include the check
-that they still are. *bound* is the least that such a check can do (the identity, the address and the form of each leaf, each by
-a function of C), and the kernel on the storage. No result makes the script fail.
+that they still are. *bound* is the least that such a check can do (the version of the dict, the address and the form of each
+leaf, by functions of C), and the kernel on the storage. No result makes the script fail.
 
     python benchmarks/packed.py [--rounds 21] [--json FILE]
 """
@@ -16,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib import import_module
-from operator import is_
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from td_core.spi import guard_forms
 SHAPES = {"10 leaves of 32 x 8": (10, (32, 8)), "200 leaves of 16 x 16": (200, (16, 16))}
 NAMES = ("packed", "plain", "foreach", "loop", "tensordict", "bound")
 DATA_PTR = torch.Tensor.data_ptr
+DICT_VERSION = torch._C._dynamo.guards.dict_version
 
 
 class Row(NamedTuple):
@@ -87,12 +87,12 @@ def make_bound(kernel: Callable[..., Any], trees: list[dict[str, torch.Tensor]])
         parts = flat.split([leaf.numel() for leaf in d.values()])
         held = {k: part.view(leaf.shape) for (k, leaf), part in zip(d.items(), parts, strict=True)}
         leaves = list(held.values())
-        checks.append((held, leaves, list(map(DATA_PTR, leaves)), guard_forms(leaves)))
+        checks.append((held, DICT_VERSION(held), leaves, list(map(DATA_PTR, leaves)), guard_forms(leaves)))
         flats.append(flat)
 
     def call() -> Any:
-        for held, leaves, places, is_same in checks:
-            if not all(map(is_, held.values(), leaves)) or list(map(DATA_PTR, leaves)) != places:
+        for held, version, leaves, places, is_same in checks:
+            if DICT_VERSION(held) != version or list(map(DATA_PTR, leaves)) != places:
                 raise ValueError
             if not is_same(*leaves):
                 raise ValueError

@@ -103,6 +103,12 @@ def test_forbid_data_pointer_makes_access_raise() -> None:
 
 CHANGED = {
     "_C._dynamo.guards.TensorGuards": lambda: _torch_private.guard_forms([torch.zeros(2)])(torch.ones(2)),
+    "_C._dynamo.guards.dict_version": lambda: (
+        _torch_private.find_state_reader()({"a": 1}) != _torch_private.find_state_reader()({"b": 1})
+    ),
+    "_C._dynamo.guards._reinterpret_tensor": lambda: torch.equal(
+        _torch_private.find_apart_view()(torch.arange(4)[1:], (2,), (1,), 1), torch.tensor([2, 3])
+    ),
     "_C._storage_Use_Count": lambda: _torch_private.count_users(torch.UntypedStorage(1)) is None,
     "_nested_view_from_buffer": lambda: torch.equal(
         _torch_private.make_nested_view(

@@ -280,6 +280,7 @@ CHANGES: dict[str, Callable[[TensorDict], object]] = {
     "data of two leaves exchanged": swap,
     "replaced entry": lambda box: box.set("a", torch.rand(2)),
     "replaced by an equal one": lambda box: box.set("a", box["a"].clone()),
+    "replaced by one in the same memory": lambda box: box.set("a", box["a"].data),
     "new entry": lambda box: box.set("z", torch.rand(2)),
     "new nested entry": lambda box: box.set(("n", "z"), torch.rand(2)),
     "removed entry": lambda box: box.del_("a"),
@@ -314,6 +315,14 @@ def test_write_after_change_equals_ordinary(change: str, name: str) -> None:
     raised = run(lambda: OPERATIONS[name][0](others[0], *operands[1]))
     assert run(lambda: OPERATIONS[name][0](boxes[0], *operands[0])) is raised
     assert_same_bits(boxes[0], others[0])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_write_after_change_without_versions_of_dicts_equals_ordinary(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "find_state_reader", lambda: private._list_identities)
+    test_write_after_change_equals_ordinary(change, "mul_")
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -465,7 +474,9 @@ def test_write_leaf_that_requires_grad_raises_as_ordinary() -> None:
 
 
 @pytest.mark.parametrize("name", ["add_", "zero_", "update_", "lerp_"])
-@pytest.mark.parametrize("kind", ["view", "detached", "data", "split", "parameter", "moved parameter"])
+@pytest.mark.parametrize(
+    "kind", ["view", "detached", "data", "split", "parameter", "moved parameter", "replaced"]
+)
 def test_write_raises_version_of_each_leaf(kind: str, name: str) -> None:
     storage = torch.zeros(32, dtype=torch.uint8)
     flat = storage.view(torch.float32)
@@ -482,6 +493,9 @@ def test_write_raises_version_of_each_leaf(kind: str, name: str) -> None:
         first, second = pair
     box = StorageBackend.pack(TensorDict({"a": first, "b": second}), storage)
     others = [pack({"a": torch.rand(4), "b": torch.rand(4)}, 1) for _ in range(2)]
+    if kind == "replaced":
+        box.mul_(1)
+        box["a"], box["b"] = first, second = first.data, second.data
     versions = [other["a"]._version for other in others]
     with torch.no_grad():
         for _ in range(2):
@@ -489,6 +503,23 @@ def test_write_raises_version_of_each_leaf(kind: str, name: str) -> None:
             OPERATIONS[name][0](box, *others)
             assert first._version > before[0] and second._version > before[1]
     assert [other["a"]._version for other in others] == versions
+
+
+@pytest.mark.parametrize("torch_has_it", [True, False])
+def test_write_raises_version_of_each_leaf_of_clone(
+    torch_has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch_has_it:
+        monkeypatch.setattr(packed, "find_apart_view", lambda: private._detach_view)
+    box = pack(make() | {"i": torch.arange(3), "none": torch.zeros(0)})
+    copy = box.clone()
+    leaves = [*copy.values(True, True)]
+    assert copy.is_packed and all(leaf._base is None and leaf.is_leaf for leaf in leaves)
+    for _ in range(3):
+        before = [leaf._version for leaf in leaves]
+        copy.add_(box)
+        assert all(leaf._version > version for leaf, version in zip(leaves, before) if leaf.numel())
+    assert_same_bits(copy, plain(dict(box.items(True, True))).mul_(4))
 
 
 def test_backward_after_packed_write_notices_change() -> None:
@@ -541,6 +572,19 @@ def test_source_that_shares_the_storage_is_copied_as_ordinary() -> None:
     assert box.is_packed and other.is_packed
     box.update_(other)
     assert torch.equal(box["a"], torch.tensor([2.0, 3.0, 4.0, 5.0]))
+
+
+def test_source_that_shares_the_storage_and_the_layout_of_others_is_copied_as_ordinary() -> None:
+    flat = torch.arange(6.0)
+    boxes = [
+        StorageBackend.pack(TensorDict({"a": part}), part.view(torch.uint8))
+        for part in (flat[:4], flat[2:], torch.zeros(4))
+    ]
+    assert all(box.is_packed for box in boxes)
+    first, second, apart = boxes
+    apart.update_(first).update_(second)
+    first.update_(second)
+    assert torch.equal(flat, torch.tensor([2.0, 3.0, 4.0, 5.0, 4.0, 5.0]))
 
 
 def test_structures_with_equal_places_are_not_confused() -> None:

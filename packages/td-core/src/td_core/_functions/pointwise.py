@@ -348,12 +348,13 @@ def apply_ternary(
 ) -> CoreT:
     """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
     leaves: list[Tensor] = []
-    if name.endswith("_") and node._inner()._backends is not None:
+    inplace = name.endswith("_")
+    if inplace and node._inner()._backends is not None:
         weight = second if keep_number else _as_packed_operand(second)
         if try_write_packed(node, this, _as_packed_operand(first), weight):
             return node
     try:
-        if not name.endswith("_"):
+        if not inplace:
             node = _broadcast_batch(node, first, second)
         if type(first) is type(node) and first.batch_size == node.batch_size:
             operands: list[object] = [operand_leaves(node, first, leaves)]
@@ -366,7 +367,7 @@ def apply_ternary(
     for i, operand in enumerate(operands):
         if type(operand) is not list and not (keep_number and i == 1):
             operands[i] = [_number_beside(leaf, operand) for leaf in leaves]
-    if name.endswith("_"):
+    if inplace:
         write_leaves(name, node, this, leaves, *operands)
         return node
     if any(isinstance(item, Core) and item.batch_size != node.batch_size for item in (first, second)):

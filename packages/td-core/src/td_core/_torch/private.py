@@ -26,8 +26,8 @@ __all__ = [
     "find_refusing_transform", "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel",
     "functorch_level", "is_caller", "guard_forms", "is_read_only_view", "is_traced", "map_location", "get_mapped_dim",
     "make_nested_view", "new_object", "plain_results", "get_ragged_dim", "get_cached_seqlens", "increase_versions",
-    "find_apart_view", "find_state_reader", "make_wrapper", "pytree", "without_torch_function", "unmap", "unwrap_transforms", "count_dispatch_modes", "count_users",
-    "wrap_jacobians", "wrap_vmap",
+    "find_apart_view", "find_state_reader", "make_wrapper", "pytree", "without_torch_function", "unmap", "unwrap_transforms",
+    "count_dispatch_modes", "count_users", "wrap_jacobians", "wrap_vmap",
 ]  # fmt: skip
 
 
@@ -414,7 +414,11 @@ def find_state_reader() -> Callable[[dict[str, Any]], object]:
 def _view_apart(view: Callable[..., Tensor]) -> None:
     source = torch.arange(6, device="cpu")
     made = view(source[1:], (2, 2), (2, 1), 1)
-    if made.tolist() != [[2, 3], [4, 5]] or made._base is not None or made.data_ptr() != source[2:].data_ptr():
+    if (
+        made.tolist() != [[2, 3], [4, 5]]
+        or made._base is not None
+        or made.data_ptr() != source[2:].data_ptr()
+    ):
         raise RuntimeError("it does not return the elements from an offset on")
 
 

@@ -93,7 +93,7 @@ class Packed:
     def __init__(self, storage: Tensor) -> None:
         self.storage = storage
         self.device = storage.device
-        self._device_type = storage.device.type
+        self._device_type = self.device.type
         self.is_new = True
         self._leaves: list[Tensor] | None = None
 
@@ -140,8 +140,8 @@ class Packed:
             (keys, [isinstance(entry, Tensor) for entry in entries]) for _, keys, entries in levels
         ]
         self._memory = self.storage.untyped_storage().data_ptr()
-        #: The dtype, shape, strides and offset of each leaf as a part of a vector of its dtype; None before the first clone.
-        self._views: list[tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]] | None = None
+        #: The dtypes, shapes, strides and offsets of the leaves, each in a vector of its dtype; None before the first clone.
+        self._views: list[list[Any]] | None = None
         distinct = [*{id(leaf): leaf for leaf in leaves}.values()]
         self._addresses = [*map(_DATA_PTR, distinct)]
         self._has_same_forms = guard_forms(distinct)
@@ -161,18 +161,23 @@ class Packed:
     def make_leaves(self, storage: Tensor) -> list[Tensor]:
         """Return the leaves in another storage. Autograd takes them for tensors of their own, not for parts of one."""
         if self._views is None:
+            starts = [place.start // place.dtype.itemsize for place in self.places]
             self._views = [
-                (dtype, tuple(shape), steps, start // dtype.itemsize)
-                for start, _, dtype, shape, steps in self.places
+                [place.dtype for place in self.places],
+                [tuple(place.shape) for place in self.places],
+                [place.steps for place in self.places],
+                starts,
             ]
-        whole = {dtype: storage[: storage.numel() // dtype.itemsize * dtype.itemsize].view(dtype) for dtype in self.dtypes}
-        view = find_apart_view()
-        return [view(whole[dtype], shape, steps, start) for dtype, shape, steps, start in self._views]
+        dtypes, *columns = self._views
+        whole = {dtype: _view_whole(storage, dtype) for dtype in self.dtypes}
+        return [*map(find_apart_view(), map(whole.__getitem__, dtypes), *columns)]
 
     def is_like(self, other: Packed) -> bool:
         """Return True if another collection has the same keys, and its leaves the same places in their own storage."""
         if other is self:
             return True
+        if other.device != self.device:
+            return False
         if self._memory == other._memory:  # torch refuses to write a part while it reads one that overlaps
             return False
         if other._layout is self._layout:
@@ -226,11 +231,13 @@ def find_packed(root: Core, is_operand: bool = False) -> Packed | None:
     node: Any = root._inner()
     held = node._backends
     mark: Packed | None = None if held is None else held.get(PACKED)
-    if mark is None or not (is_operand or not (is_compiling() or mark.is_in_mode())):
+    if mark is None or (not is_operand and is_compiling()):
         return None
     if mark.is_new:
         # Many collections, such as those of ``td.data``, are used once, and reading costs more than that.
         mark.is_new = False
+        return None
+    if not is_operand and mark.is_in_mode():
         return None
     if not mark.is_unchanged(node) and not mark.read(node):
         # What was replaced or moved does not come back, so the next operation must not look again.
@@ -314,6 +321,12 @@ def _split(places: Iterable[Place], apart: int) -> Iterator[list[Place]]:
                 run = []
             run.append(place)
         yield run
+
+
+def _view_whole(storage: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the elements of a storage, without bytes at the end that are less than one."""
+    rest = storage.numel() % dtype.itemsize
+    return (storage[:-rest] if rest else storage).view(dtype)
 
 
 def _view(storage: Tensor, first: Place, last: Place) -> Tensor:

@@ -41,20 +41,19 @@ def try_write_packed(root: Core, this: Op, *operands: object) -> bool:
         if column is None:
             return False
         columns.append(column)
-    runs, single = mark.runs, this.single
+    rows = [*zip(mark.runs, *columns)]
+    # torch refuses an operation before it writes, but only one run at a time.
+    if len(rows) > 1 and not all(_can_run(this, row) for row in rows):
+        return False
     before = mark.read_versions() if mark.apart is None else None
-    if len(runs) > 1:
-        rows = [*zip(runs, *columns, strict=True)]
-        # torch refuses an operation before it writes, but only one run at a time.
-        if not all(_can_run(this, row) for row in rows):
-            return False
+    single = this.single
+    try:
         for row in rows:
             single(*row)
-    else:
-        try:
-            single(runs[0], *[column[0] for column in columns])
-        except LEAF_ERRORS:
-            return False  # the ordinary way raises an error that names the leaf
+    except LEAF_ERRORS:
+        if len(rows) > 1:
+            raise
+        return False  # the ordinary way raises an error that names the leaf
     if mark.apart != []:
         mark.raise_versions(before)
     return True
@@ -68,10 +67,11 @@ def try_copy_packed(root: Core, source: object, non_blocking: bool) -> bool:
     runs = _list_runs(root, mark, source)
     if runs is None:
         return False
-    before = mark.read_versions()
+    before = mark.read_versions() if mark.apart is None else None
     for run, value in zip(mark.runs, runs, strict=True):
         run.copy_(value, non_blocking)
-    mark.raise_versions(before)
+    if mark.apart != []:
+        mark.raise_versions(before)
     return True
 
 
@@ -93,9 +93,7 @@ def _list_runs(root: Core, mark: Packed, operand: Core) -> list[Tensor] | None:
     if operand.batch_size != root.batch_size:
         return None
     other = find_packed(operand, is_operand=True)
-    if other is None or other.device != mark.device or not mark.is_like(other):
-        return None
-    return other.runs
+    return None if other is None or not mark.is_like(other) else other.runs
 
 
 def _is_same_beside_each(mark: Packed, scalar: Tensor) -> bool:
