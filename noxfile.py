@@ -389,7 +389,8 @@ def docs(session: nox.Session) -> None:
     )
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
     environment.pytest("--doctest-glob=*.md", *pages)
-    environment.pytest("--doctest-modules", "--pyargs", *MODULES.values())
+    # The stand-in for tensordict changes rules of the process when it is imported.
+    environment.pytest("--doctest-modules", "--ignore-glob=*/_stand_in/*", "--pyargs", *MODULES.values())
     site = Path(session.create_tmp()).resolve() / "site"
     environment.run("-m", "mkdocs", "build", "--strict", "--site-dir", site, NO_MKDOCS_2_WARNING="1")
 
