@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
@@ -46,7 +44,7 @@ def act(data: TensorDict) -> Tensor:
     policy = ProbabilisticTensorDictSequential(TensorDictModule(net, ["x"], ["loc", "scale"]), head)
     with set_interaction_type("mean"):
         assert_type(policy(data), TensorDict)
-    assert_type(policy.dist_sample_keys, list[Any])
+    assert_type(policy.dist_sample_keys, list[str | tuple[str, ...]])
     assert_type(policy.num_samples, torch.Size)
     score: Tensor = policy.log_prob(data)
     return score

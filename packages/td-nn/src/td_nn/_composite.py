@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, NoReturn, TypeVar, Union
 
 import torch
 from torch import Tensor
 from torch import distributions as dist
 
 from td_core import TensorCollection, TensorDict, unravel_key
+from td_core.typing import BatchSize, NestedKey
 
 from ._aggregate import composite_lp_aggregate
 from ._distribution_values import compute_deterministic_value, rsample
@@ -20,6 +21,11 @@ from .module_errors import MissingKeyError, ModuleKeysError
 __all__ = ["CompositeDistribution", "add_suffix", "rename_components"]
 
 NO_SHAPE = torch.Size()
+
+#: Log-probabilities or entropies of a component: a collection if the component is a composite.
+Scores = Union[Tensor, TensorCollection]  # noqa: UP007
+
+Component = TypeVar("Component")
 
 
 def add_suffix(key: Key, suffix: str) -> Key:
@@ -67,17 +73,17 @@ class CompositeDistribution(dist.Distribution):
     torch.Size([3])
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch declares it as a dict
+    arg_constraints: dict[str, dist.constraints.Constraint] = {}  # noqa: RUF012  torch declares it as a dict
 
     def __init__(
         self,
         params: TensorCollection,
-        distribution_map: Mapping[Any, Callable[..., Any]],
+        distribution_map: Mapping[Any, Callable[..., dist.Distribution]],
         *,
-        name_map: Mapping[Any, Any] | None = None,
-        extra_kwargs: Mapping[Any, Mapping[str, Any]] | None = None,
-        log_prob_key: Any = None,
-        entropy_key: Any = None,
+        name_map: Mapping[Any, NestedKey] | None = None,
+        extra_kwargs: Mapping[Any, Mapping[str, object]] | None = None,
+        log_prob_key: NestedKey | None = None,
+        entropy_key: NestedKey | None = None,
         aggregate: bool | None = None,
     ) -> None:
         _check_params(params)
@@ -94,11 +100,11 @@ class CompositeDistribution(dist.Distribution):
     def from_distributions(
         cls,
         params: TensorCollection,
-        distributions: Mapping[Any, Any],
+        distributions: Mapping[Any, dist.Distribution],
         *,
-        name_map: Mapping[Any, Any] | None = None,
-        log_prob_key: Any = None,
-        entropy_key: Any = None,
+        name_map: Mapping[Any, NestedKey] | None = None,
+        log_prob_key: NestedKey | None = None,
+        entropy_key: NestedKey | None = None,
         aggregate: bool | None = None,
     ) -> CompositeDistribution:
         """Build a composite from existing distributions.
@@ -128,9 +134,9 @@ class CompositeDistribution(dist.Distribution):
     def _set_up(
         self,
         params: TensorCollection,
-        dists: dict[Key, Any],
-        log_prob_key: Any,
-        entropy_key: Any,
+        dists: dict[Key, dist.Distribution],
+        log_prob_key: NestedKey | None,
+        entropy_key: NestedKey | None,
         aggregate: bool | None,
     ) -> None:
         super().__init__(params.batch_size, NO_SHAPE, validate_args=False)
@@ -145,7 +151,7 @@ class CompositeDistribution(dist.Distribution):
         return self._log_prob_key
 
     @log_prob_key.setter
-    def log_prob_key(self, key: Any) -> None:
+    def log_prob_key(self, key: NestedKey | None) -> None:
         self._log_prob_key: Key = "sample_log_prob" if key is None else unravel_key(key)
 
     @property
@@ -154,22 +160,22 @@ class CompositeDistribution(dist.Distribution):
         return self._entropy_key
 
     @entropy_key.setter
-    def entropy_key(self, key: Any) -> None:
+    def entropy_key(self, key: NestedKey | None) -> None:
         self._entropy_key: Key = "entropy" if key is None else unravel_key(key)
 
     def _is_aggregating(self) -> bool:
         return composite_lp_aggregate() if self.aggregate is None else self.aggregate
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Key) -> Any:
         return self.dists[key]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Key]:
         return iter(self.dists)
 
     def __len__(self) -> int:
         return len(self.dists)
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self.dists
 
     def keys(self) -> KeysView[Key]:
@@ -184,7 +190,7 @@ class CompositeDistribution(dist.Distribution):
         """Return pairs of a sample key and a distribution."""
         return self.dists.items()
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: Key, default: Any = None) -> Any:
         """Return the distribution at a sample key, or the default."""
         return self.dists.get(key, default)
 
@@ -193,17 +199,19 @@ class CompositeDistribution(dist.Distribution):
         """True if all components can draw samples with gradients."""
         return all(each.has_rsample for each in self.dists.values())
 
-    def _collect(self, call: Callable[[Any], Any], shape: torch.Size = NO_SHAPE) -> TensorDict:
+    def _collect(
+        self, call: Callable[[dist.Distribution], object], shape: torch.Size = NO_SHAPE
+    ) -> TensorDict:
         """Call a function for each component, and return the results at the sample keys."""
         values = {key: call(each) for key, each in self.dists.items()}
         return TensorDict(values, batch_size=shape + self._batch_shape)
 
-    def sample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
+    def sample(self, shape: BatchSize | None = None) -> TensorDict:  # type: ignore[override]
         """Draw a collection of batch size ``shape + batch_shape``, without gradients."""
         size = _as_size(shape)
         return self._collect(lambda each: each.sample(size), size)
 
-    def rsample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
+    def rsample(self, shape: BatchSize | None = None) -> TensorDict:  # type: ignore[override]
         """Draw a collection of batch size ``shape + batch_shape``, with gradients.
 
         Raises:
@@ -231,43 +239,44 @@ class CompositeDistribution(dist.Distribution):
         """
         return self._collect(compute_deterministic_value)
 
-    def sample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
+    def sample_and_log_prob(self, shape: BatchSize | None = None) -> tuple[TensorDict, Any]:
         """Draw without gradients, and return the samples with their log-probability, as ``log_prob()`` does."""
         return self._draw_and_lay_out("sample", _as_size(shape))
 
-    def rsample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
+    def rsample_and_log_prob(self, shape: BatchSize | None = None) -> tuple[TensorDict, Any]:
         """Draw with gradients, and return the samples with their log-probability, as ``log_prob()`` does."""
         return self._draw_and_lay_out("rsample", _as_size(shape))
 
-    def _draw_and_lay_out(self, method: str, shape: torch.Size) -> tuple[TensorDict, Any]:
+    def _draw_and_lay_out(self, method: str, shape: torch.Size) -> tuple[TensorDict, Tensor | TensorDict]:
         values, scores = self.draw_and_score(method, shape)
         size = shape + self._batch_shape
         return TensorDict(values, batch_size=size), self._lay_out(scores, size)
 
-    def draw_and_score(self, method: str, shape: torch.Size) -> tuple[dict[Key, Any], dict[Key, Any]]:
+    def draw_and_score(self, method: str, shape: torch.Size) -> tuple[dict[Key, Scores], dict[Key, Scores]]:
         """Draw with ``sample`` or ``rsample``, and return samples and log-probabilities by sample key.
 
         Args:
             method: ``"sample"`` or ``"rsample"``.
             shape: leading dims of the samples.
         """
-        values, scores = {}, {}
+        values: dict[Key, Scores] = {}
+        scores: dict[Key, Scores] = {}
         for key, each in self.dists.items():
             both = getattr(each, f"{method}_and_log_prob", None)
             if both is None:
-                values[key] = rsample(each, shape) if method == "rsample" else each.sample(shape)
-                scores[key] = each.log_prob(values[key])
+                drawn = rsample(each, shape) if method == "rsample" else each.sample(shape)
+                values[key], scores[key] = drawn, each.log_prob(drawn)
             else:
                 values[key], scores[key] = both(shape)
         return values, scores
 
-    def _lay_out(self, scores: dict[Key, Any], size: torch.Size) -> Any:
+    def _lay_out(self, scores: dict[Key, Scores], size: torch.Size) -> Tensor | TensorDict:
         """Return the sum of log-probabilities if they are aggregated, else a collection with one entry per key."""
         if self._is_aggregating():
             return self.sum_scores(scores, size)
         return _add_suffixes(scores, "_log_prob", size)
 
-    def sum_scores(self, scores: Mapping[Key, Any], size: torch.Size) -> Tensor:
+    def sum_scores(self, scores: Mapping[Key, Scores], size: torch.Size) -> Tensor:
         """Sum log-probabilities or entropies over the components, and over the dims of each after the batch shape.
 
         Args:
@@ -278,22 +287,24 @@ class CompositeDistribution(dist.Distribution):
         kept = max(len(size), dims)
         total: Any = 0
         for key, each in self.dists.items():
-            score, own = scores[key], len(getattr(each, "batch_shape", ()))
+            score: Any = scores[key]
+            own = len(getattr(each, "batch_shape", ()))
             if isinstance(score, TensorCollection):  # the component is a composite
                 inner = max(own, score.batch_dims)
                 score = sum(_sum_last(leaf, leaf.ndim - inner) for leaf in score.values(True, True))
             spare = score.ndim - kept
             # A class without a batch shape does not tell the dims of its features from those of the sample.
             total = total + _sum_last(score, min(own - dims, spare) if 0 < own >= dims else spare)
-        return total  # type: ignore[no-any-return]
+        result: Tensor = total
+        return result
 
-    def score(self, sample: TensorCollection) -> dict[Key, Any]:
+    def score(self, sample: TensorCollection) -> dict[Key, Scores]:
         """Return the log-probability of each component, by sample key.
 
         Raises:
             MissingKeyError: the sample has no value for a component.
         """
-        scores = {}
+        scores: dict[Key, Scores] = {}
         for key, each in self.dists.items():
             value = sample.get(key, None)
             if value is None:
@@ -369,10 +380,10 @@ class CompositeDistribution(dist.Distribution):
             entropies, self._is_aggregating() if include_sum is None else include_sum
         )
 
-    def _compute_entropies(self, samples_mc: int) -> dict[Key, Any]:
+    def _compute_entropies(self, samples_mc: int) -> dict[Key, Scores]:
         return {key: _compute_entropy(each, samples_mc) for key, each in self.dists.items()}
 
-    def _lay_out_entropies(self, entropies: dict[Key, Any], has_sum: bool) -> TensorDict:
+    def _lay_out_entropies(self, entropies: dict[Key, Scores], has_sum: bool) -> TensorDict:
         found = _add_suffixes(entropies, "_entropy", self._batch_shape)
         if has_sum:
             found.set(self.entropy_key, self.sum_scores(entropies, self._batch_shape))
@@ -416,21 +427,21 @@ class CompositeDistribution(dist.Distribution):
         )
 
     @property
-    def median(self) -> Any:
+    def median(self) -> NoReturn:
         """Raise NotImplementedError; read it from a component instead."""
         raise self._statistic_error("median")
 
     @property
-    def variance(self) -> Any:
+    def variance(self) -> NoReturn:
         """Raise NotImplementedError; read it from a component instead."""
         raise self._statistic_error("variance")
 
     @property
-    def support(self) -> Any:
+    def support(self) -> NoReturn:
         """Raise NotImplementedError; read it from a component instead."""
         raise self._statistic_error("support")
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+    def expand(self, batch_shape: object, _instance: object = None) -> NoReturn:
         """Raise NotImplementedError; expand the parameters instead."""
         raise NotImplementedError(
             "a CompositeDistribution does not expand; expand its params and build it from these"
@@ -444,7 +455,7 @@ class CompositeDistribution(dist.Distribution):
 Mapping.register(CompositeDistribution)
 
 
-def _check_params(params: Any) -> None:
+def _check_params(params: object) -> None:
     if not isinstance(params, TensorCollection):
         raise TypeError(
             "the params of a CompositeDistribution are a collection with an entry per component; "
@@ -452,7 +463,7 @@ def _check_params(params: Any) -> None:
         )
 
 
-def _refuse_unknown(names: Any, known: Any, where: str) -> None:
+def _refuse_unknown(names: Iterable[Key], known: Collection[Key], where: str) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ModuleKeysError(
@@ -461,7 +472,9 @@ def _refuse_unknown(names: Any, known: Any, where: str) -> None:
         )
 
 
-def rename_components(dists: Mapping[Key, object], name_map: Mapping[Any, Any] | None) -> dict[Key, Any]:
+def rename_components(
+    dists: Mapping[Key, Component], name_map: Mapping[Any, NestedKey] | None
+) -> dict[Key, Component]:
     """Replace the names of components by their sample keys; ModuleKeysError if a name does not exist, or a key is repeated."""
     if not name_map:
         return dict(dists)
@@ -500,8 +513,11 @@ def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
 
 
 def _build(
-    name: Key, cls: Callable[..., object], arguments: Mapping[str, Any], extra: Mapping[str, Any] | None
-) -> Any:
+    name: Key,
+    cls: Callable[..., dist.Distribution],
+    arguments: Mapping[str, object],
+    extra: Mapping[str, object] | None,
+) -> dist.Distribution:
     if not extra:
         return cls(**arguments)
     twice = sorted(arguments.keys() & extra.keys())
@@ -513,7 +529,7 @@ def _build(
 
 
 def _read_value(
-    composite: CompositeDistribution, sample: TensorCollection, key: Key, other: Key = None
+    composite: CompositeDistribution, sample: TensorCollection, key: Key, other: Key | None = None
 ) -> Any:
     value = sample.get(key, None)
     if value is None:
@@ -522,13 +538,13 @@ def _read_value(
     return value
 
 
-def _as_size(shape: Any) -> torch.Size:
+def _as_size(shape: BatchSize | None) -> torch.Size:
     if shape is None:
         return NO_SHAPE
     return torch.Size([shape]) if isinstance(shape, int) else torch.Size(shape)
 
 
-def _read_statistic(each: Any, name: str) -> Any:
+def _read_statistic(each: dist.Distribution, name: str) -> object:
     """Read the mean or the mode of a component."""
     try:
         return getattr(each, name)
@@ -547,7 +563,7 @@ def _sum_last(score: Tensor, count: int) -> Tensor:
     return score.sum(tuple(range(-count, 0))) if count > 0 else score
 
 
-def _compute_entropy(each: Any, samples_mc: int) -> Any:
+def _compute_entropy(each: dist.Distribution, samples_mc: int) -> Scores:
     """Return the entropy of a component, estimated from draws if it has no closed form."""
     try:
         return each.entropy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from td_core import TensorCollection
 from td_core.spi import copy_all, foreach_kernel
 from td_core.spi import pytree as torch_pytree
+from td_core.typing import NestedKey
 
 from ._dispatch import dispatch
 from ._graph_inputs import GraphInputs, Place, copy_inputs, read_entries, read_inputs
@@ -74,8 +75,8 @@ class CudaGraphModule:
         self,
         module: Callable[..., Any],
         warmup: int = 2,
-        in_keys: Any = None,
-        out_keys: Any = None,
+        in_keys: Sequence[NestedKey] | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
         if not callable(module):
@@ -239,7 +240,7 @@ class _Results(NamedTuple):
 class _Captured(NamedTuple):
     """A graph, the tensors that it reads and writes, and the state of the module at the capture."""
 
-    graph: Any
+    graph: torch.cuda.CUDAGraph
     inputs: GraphInputs
     results: _Results
     slots: list[tuple[Any, str]]
@@ -269,7 +270,7 @@ def _deliver(results: _Results, args: tuple[Any, ...], kwargs: dict[str, Any], i
     return target.update(result) if isinstance(target, TensorCollection) else result
 
 
-def _choose_keys(module: Any, name: str, provided: object) -> list[Key] | None:
+def _choose_keys(module: Any, name: str, provided: Sequence[NestedKey] | None) -> list[Key] | None:
     """Return the keys of a module; for a function without keys, the provided ones."""
     keys = None if provided is None else list(as_keys(provided, name))
     if not hasattr(module, name):

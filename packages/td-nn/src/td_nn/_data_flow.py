@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from td_core import TensorCollection
+from td_core.typing import NestedKey
 
 from ._module_base import show_module
 from ._module_keys import SINK, Key, as_keys, is_provided, is_related
@@ -71,7 +72,7 @@ class FlowReport:
         )
 
 
-def check_flow(sequence: Any, keys: Any = None) -> FlowReport:
+def check_flow(sequence: Any, keys: TensorCollection | Sequence[NestedKey] | None = None) -> FlowReport:
     """Find the keys that are missing, unread or overwritten; see :meth:`TensorDictSequential.check`."""
     if keys is None:
         provided = list(sequence.in_keys)

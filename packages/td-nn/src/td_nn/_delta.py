@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ class Delta(dist.Distribution):
     (tensor([1., 2.]), tensor(inf), tensor(-inf))
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch declares it as a dict
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  torch declares it as a dict
     support = constraints.real
 
     def __init__(
@@ -81,16 +80,16 @@ class Delta(dist.Distribution):
         self._batch_shape = param.shape[: param.ndim - events]
         self._event_shape = param.shape[param.ndim - events :]
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Delta:
+    def expand(self, batch_shape: Sequence[int], _instance: Delta | None = None) -> Delta:
         """Return the distribution with its batch dims expanded."""
         batch, event = torch.Size(batch_shape), self._event_shape
         return Delta(self.param.expand(batch + event), self.atol, self.rtol, batch, event)
 
-    def sample(self, sample_shape: Any = None) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Return the value, expanded to ``(*sample_shape, *batch_shape, *event_shape)``; gradients flow to ``param``."""
         return self.param.expand(torch.Size(sample_shape or ()) + self.param.shape)
 
-    def rsample(self, sample_shape: Any = None) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Return the value, expanded to ``(*sample_shape, *batch_shape, *event_shape)``; gradients flow to ``param``."""
         return self.sample(sample_shape)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
 from td_core import KeyPathError, TensorCollection, TensorDict
+from td_core.typing import NestedKey
 
 from ._module_base import show_module
 from ._module_keys import SINK, Key, as_keys, has_key, join_key
@@ -66,15 +67,15 @@ class dispatch:  # noqa: N801  a decorator
     def __new__(
         cls,
         separator: str = "_",
-        source: str | Sequence[Any] = "in_keys",
-        dest: str | Sequence[Any] = "out_keys",
+        source: str | Sequence[NestedKey] = "in_keys",
+        dest: str | Sequence[NestedKey] = "out_keys",
         auto_batch_size: bool = True,
     ) -> dispatch: ...
     def __new__(
         cls,
         separator: Any = "_",
-        source: str | Sequence[Any] = "in_keys",
-        dest: str | Sequence[Any] = "out_keys",
+        source: str | Sequence[NestedKey] = "in_keys",
+        dest: str | Sequence[NestedKey] = "out_keys",
         auto_batch_size: bool = True,
     ) -> Any:
         """Return the decorator, or the decorated function if ``dispatch`` is used without parentheses."""
@@ -196,7 +197,7 @@ def unpack_outputs(result: Any, tensordict: TensorDict, out_keys: Sequence[Key],
     return match[0] if len(match) == 1 else match
 
 
-def _find_shared_size(values: Any) -> torch.Size:
+def _find_shared_size(values: Iterable[object]) -> torch.Size:
     """Return the leading dims that all values share; an object without a shape has no dims."""
     return share_dims([_size_of(value) for value in values])
 

@@ -25,7 +25,10 @@ _BY_MODE = {
 
 
 def take_value(
-    distribution: Any, kind: InteractionType, n_draws: int | None, shape: torch.Size = torch.Size()
+    distribution: dist.Distribution,
+    kind: InteractionType,
+    n_draws: int | None,
+    shape: torch.Size = torch.Size(),
 ) -> Any:
     """Draw samples of ``shape``, or compute a statistic and expand it by ``shape``; NotImplementedError if it is missing."""
     if kind is InteractionType.RANDOM:
@@ -47,7 +50,7 @@ def take_value(
     return value.expand(*shape, *value.shape)
 
 
-def draw(distribution: Any, shape: torch.Size = torch.Size()) -> Any:
+def draw(distribution: dist.Distribution, shape: torch.Size = torch.Size()) -> Any:
     """Draw samples, with gradients if the distribution supports them."""
     return rsample(distribution, shape) if distribution.has_rsample else distribution.sample(shape)
 
@@ -72,7 +75,7 @@ def rsample(distribution: Any, shape: torch.Size = torch.Size()) -> Any:
     return distribution.rsample(shape)
 
 
-def average_draws(distribution: Any, n_draws: int) -> Any:
+def average_draws(distribution: dist.Distribution, n_draws: int) -> Any:
     """Return the average of draws, with gradients if the distribution supports them."""
     drawn = draw(distribution, torch.Size([n_draws]))
     if isinstance(drawn, torch.Tensor) and not (drawn.is_floating_point() or drawn.is_complex()):
@@ -80,7 +83,7 @@ def average_draws(distribution: Any, n_draws: int) -> Any:
     return drawn.mean(0)
 
 
-def compute_deterministic_value(distribution: Any, n_draws: int | None = None) -> Any:
+def compute_deterministic_value(distribution: dist.Distribution, n_draws: int | None = None) -> Any:
     """Compute the deterministic value of a distribution.
 
     The attribute ``deterministic_sample`` is returned if there is one. The value of a torch distribution is the mode of
@@ -108,11 +111,11 @@ def compute_deterministic_value(distribution: Any, n_draws: int | None = None) -
     return _choose_by_support(distribution, n_draws)
 
 
-def _has_mean(cls: Any) -> bool:
+def _has_mean(cls: type[dist.Distribution]) -> bool:
     return cls.mean is not dist.Distribution.mean
 
 
-def _read_statistic(distribution: Any, name: str) -> Any:
+def _read_statistic(distribution: dist.Distribution, name: str) -> Any:
     """Read a statistic of a distribution; None if it is not implemented."""
     try:
         return getattr(distribution, name, None)
@@ -120,7 +123,7 @@ def _read_statistic(distribution: Any, name: str) -> Any:
         return None
 
 
-def _compute_mean(distribution: Any, n_draws: int | None) -> Any:
+def _compute_mean(distribution: dist.Distribution, n_draws: int | None) -> Any:
     """Return the mean, or the average of draws if the mean is not implemented."""
     value = _read_statistic(distribution, "mean")
     if value is not None:
@@ -133,7 +136,7 @@ def _compute_mean(distribution: Any, n_draws: int | None) -> Any:
     return average_draws(distribution, n_draws)
 
 
-def _choose_by_support(distribution: Any, n_draws: int | None) -> Any:
+def _choose_by_support(distribution: dist.Distribution, n_draws: int | None) -> Any:
     """Return the mode if the support is discrete, else the mean; warn that the class has no rule."""
     support = _read_statistic(distribution, "support")
     is_discrete = support is not None and support.is_discrete
@@ -149,7 +152,7 @@ def _choose_by_support(distribution: Any, n_draws: int | None) -> Any:
     return value
 
 
-def _follow_base(distribution: Any, n_draws: int | None) -> Any:
+def _follow_base(distribution: dist.Independent[dist.Distribution], n_draws: int | None) -> Any:
     """Return the value of the base distribution; the mode if there is no rule for the class of the base."""
     base = distribution.base_dist
     is_known = (
@@ -168,7 +171,7 @@ def _follow_base(distribution: Any, n_draws: int | None) -> Any:
     return value
 
 
-def _transform_base(distribution: Any, n_draws: int | None) -> Any:
+def _transform_base(distribution: dist.TransformedDistribution, n_draws: int | None) -> Any:
     """Transform the deterministic value of the base; return the average of draws if the base has no such value."""
     try:
         value = compute_deterministic_value(distribution.base_dist)
@@ -179,25 +182,25 @@ def _transform_base(distribution: Any, n_draws: int | None) -> Any:
     return value
 
 
-def _round_probs(distribution: Any, n_draws: int | None) -> Any:
+def _round_probs(distribution: dist.RelaxedBernoulli, n_draws: int | None) -> torch.Tensor:
     return (distribution.probs > 0.5).to(distribution.probs.dtype)
 
 
-def _mark_argmax(distribution: Any, n_draws: int | None) -> Any:
+def _mark_argmax(distribution: dist.RelaxedOneHotCategorical, n_draws: int | None) -> torch.Tensor:
     logits = distribution.logits
     return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
 
 
-def _take_mode(distribution: Any, n_draws: int | None) -> Any:
+def _take_mode(distribution: dist.Distribution, n_draws: int | None) -> Any:
     return distribution.mode
 
 
-def _take_mean(distribution: Any, n_draws: int | None) -> Any:
+def _take_mean(distribution: dist.Distribution, n_draws: int | None) -> Any:
     return distribution.mean
 
 
 #: The function that computes the deterministic value of each torch class; it does not apply to subclasses.
-_RULES: dict[Any, Callable[[Any, int | None], Any]] = {
+_RULES: dict[type[dist.Distribution], Callable[..., Any]] = {
     **{
         cls: _take_mean
         for cls in vars(dist).values()

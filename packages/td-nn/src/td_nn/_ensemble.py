@@ -17,6 +17,7 @@ from td_core.spi import pytree as torch_pytree
 
 from ._dispatch import dispatch
 from ._module_base import ResultT, TensorDictModuleBase, show_module
+from ._module_keys import Key
 
 __all__ = ["EnsembleModule"]
 
@@ -306,7 +307,7 @@ def _stack_parameters(module: nn.Module, num_copies: int) -> TensorDictParams:
     return TensorDictParams(stacked, no_convert=True)
 
 
-def _find_slot(module: nn.Module, key: Any) -> tuple[nn.Module, str]:
+def _find_slot(module: nn.Module, key: Key) -> tuple[nn.Module, str]:
     """Return the submodule that owns a parameter or buffer, and the name in that submodule."""
     path = [key] if isinstance(key, str) else list(key)
     while len(path) > 1 and not isinstance(module, TensorDictParams):
@@ -327,7 +328,7 @@ def _slots_of(owner: Any, name: str) -> Any:
     return owner._parameters if name in owner._parameters else owner._buffers
 
 
-def _is_reset(module: nn.Module, key: Any) -> bool:
+def _is_reset(module: nn.Module, key: Key) -> bool:
     """Return True if a submodule on the path to a parameter has ``reset_parameters``."""
     path = [key] if isinstance(key, str) else list(key)
     while not hasattr(type(module), "reset_parameters"):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 __all__ = ["as_generator", "draw_seed", "draw_with", "use_generator"]
 
@@ -85,7 +86,7 @@ def as_generator(value: object, key: object) -> tuple[torch.Generator, bool]:
     )
 
 
-def draw_seed(generator: torch.Generator, like: Any) -> Any:
+def draw_seed(generator: torch.Generator, like: Any) -> Tensor | int:
     """Draw a seed: a tensor if ``like`` is a tensor, else an int."""
     seed = int(torch.randint(0, 2**31 - 1, (), generator=generator))
     return torch.full_like(like, seed) if isinstance(like, torch.Tensor) else seed

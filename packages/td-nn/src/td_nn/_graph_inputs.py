@@ -12,6 +12,7 @@ from td_core import TensorCollection
 from td_core.spi import pytree as torch_pytree
 
 from ._module_base import show_module
+from ._module_keys import Key
 from .module_errors import MissingKeyError
 
 __all__ = ["GraphInputs", "Place", "copy_inputs", "read_entries", "read_inputs"]
@@ -41,7 +42,7 @@ class GraphInputs(NamedTuple):
     values: dict[Any, Any]
     spec: Any  # None if there are no arguments after the collection
 
-    def check_gradients(self, module: Any) -> None:
+    def check_gradients(self, module: object) -> None:
         """Raise RuntimeError if a tensor requires gradients."""
         for place, tensor in self.tensors.items():
             if tensor.requires_grad:
@@ -50,7 +51,7 @@ class GraphInputs(NamedTuple):
                     "or let the function refer to it instead of taking it as an input"
                 )
 
-    def check_against(self, captured: GraphInputs, module: Any) -> None:
+    def check_against(self, captured: GraphInputs, module: object) -> None:
         """Raise an error if these inputs differ from captured ones in anything but the elements of tensors."""
         if (
             self.spec != captured.spec
@@ -85,7 +86,7 @@ class GraphInputs(NamedTuple):
         )
 
 
-def read_inputs(args: tuple[object, ...], kwargs: dict[str, Any], in_keys: list[Any] | None) -> GraphInputs:
+def read_inputs(args: tuple[object, ...], kwargs: dict[str, Any], in_keys: list[Key] | None) -> GraphInputs:
     """Read the inputs of a call. Of a leading collection, read the entries at ``in_keys``, or all if it is empty."""
     tensors: dict[Place, Tensor] = {}
     values: dict[Any, Any] = {}
@@ -108,7 +109,7 @@ def read_inputs(args: tuple[object, ...], kwargs: dict[str, Any], in_keys: list[
 
 
 def read_entries(
-    tensordict: TensorCollection, keys: Iterable[Any], above: tuple[str, ...] = ()
+    tensordict: TensorCollection, keys: Iterable[Key], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield key path and value of each leaf at or below some keys."""
     for key in keys:
@@ -126,7 +127,7 @@ def copy_inputs(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     inputs: GraphInputs,
-    in_keys: list[Any] | None,
+    in_keys: list[Key] | None,
     device: torch.device,
 ) -> tuple[dict[Place, Tensor], tuple[Any, ...], dict[str, Any]]:
     """Copy the tensors to a device. Return the copies, and the arguments of the call with the copies in them."""

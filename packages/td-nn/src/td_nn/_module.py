@@ -293,8 +293,8 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         if parameters.keys() & set(names) or not parameters.keys() >= set(self._all_in_keys):
             return ""
         return (
-            f"; {', '.join(names)} is not an argument of it, {', '.join(self._all_in_keys)} is: in_keys leads from arguments to "
-            "keys, and from keys to arguments with out_to_in_map=False"
+            f"; {', '.join(names)} is not an argument of it, {', '.join(map(str, self._all_in_keys))} is: in_keys leads from "
+            "arguments to keys, and from keys to arguments with out_to_in_map=False"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -328,7 +328,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
     in_keys = FollowedKeys("in_keys")
     out_keys = FollowedKeys("out_keys")
 
-    def __init__(self, td_module: Any) -> None:
+    def __init__(self, td_module: TensorDictModuleBase[Any]) -> None:
         super().__init__()
         self.td_module = td_module
 
@@ -379,7 +379,7 @@ def show_missing(tensordict: TensorCollection, missing: list[Key]) -> str:
     present = list(tensordict.keys(True, True))
     shown = ", ".join(map(repr, missing))
     last = missing[0] if isinstance(missing[0], str) else missing[0][-1]
-    by_name: dict[str, Any] = {}
+    by_name: dict[str, Key] = {}
     for key in present:
         by_name.setdefault(key if isinstance(key, str) else key[-1], key)
     near = difflib.get_close_matches(last, by_name, n=3)

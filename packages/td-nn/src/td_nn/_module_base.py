@@ -21,6 +21,7 @@ from torch import nn
 from typing_extensions import TypeVar
 
 from td_core import TensorCollection, TensorDict
+from td_core.typing import NestedKey
 
 from ._module_keys import DeclaredKeys, Key, as_keys, declare_keys, remove_keys
 from .module_errors import SelectionError
@@ -113,7 +114,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         keys = self._all_out_keys
         return self.out_keys if keys is None else list(keys)
 
-    def select_out_keys(self, *out_keys: Any) -> Self:
+    def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Select output keys, in this order. The other outputs are removed from the collection after each call.
 
         Args:
@@ -183,7 +184,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
             self.register_forward_hook(leave_out_unselected, prepend=True, with_kwargs=True)
 
     @staticmethod
-    def is_tdmodule_compatible(module: Any) -> bool:
+    def is_tdmodule_compatible(module: object) -> bool:
         """Return True if an object has ``in_keys`` and ``out_keys``.
 
         >>> TensorDictModuleBase.is_tdmodule_compatible(torch.nn.Linear(1, 1))
@@ -262,7 +263,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
                 state[name] = make_portable(state[name])
         return state
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         new = memo[id(self)] = type(self).__new__(type(self))
         for name, value in self.__dict__.items():
             new.__dict__[name] = copy.deepcopy(value, memo)
@@ -292,7 +293,7 @@ def _static(cls: type, name: str) -> Any:
     return None
 
 
-def show_module(module: Any) -> str:
+def show_module(module: object) -> str:
     """Format a module for messages: its class, and the class or name of the wrapped callable."""
     inner = getattr(module, "_inner_module", None)
     if inner is None or isinstance(inner, (nn.ModuleList, nn.ModuleDict)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from typing import Any, Union
 
 from torch import Tensor
 
 from td_core import KeyPathError, TensorCollection, TensorDict, unravel_key
+from td_core.typing import NestedKey
 
 from .module_errors import ModuleKeysError
 
@@ -26,14 +27,18 @@ __all__ = [
 ]
 
 #: A key in its shortest form: a string, or a tuple of at least two strings.
-Key = Any
+Key = Union[str, tuple[str, ...]]  # noqa: UP007
 
 #: The output key whose value is not stored.
 SINK = "_"
 
 
 def as_keys(
-    keys: Any, name: str = "keys", *, count: int | None = None, known: Collection[Key] | None = None
+    keys: Sequence[NestedKey],
+    name: str = "keys",
+    *,
+    count: int | None = None,
+    known: Collection[Key] | None = None,
 ) -> tuple[Key, ...]:
     """Convert keys to their shortest form: a string or a tuple is one key, a list is several.
 
@@ -62,7 +67,7 @@ def as_keys(
         ) from None
 
 
-def _are_several(keys: tuple[Any, ...], count: int | None, known: Collection[Key] | None) -> bool:
+def _are_several(keys: tuple[NestedKey, ...], count: int | None, known: Collection[Key] | None) -> bool:
     if count is not None:
         return len(keys) == count > 1
     if known is None or (_is_key(keys) and unravel_key(keys) in known):
@@ -70,7 +75,7 @@ def _are_several(keys: tuple[Any, ...], count: int | None, known: Collection[Key
     return all(_is_key(key) and unravel_key(key) in known for key in keys)
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: NestedKey) -> bool:
     try:
         unravel_key(key)
     except KeyPathError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,7 +83,9 @@ class OneHotCategorical(dist.Categorical):
         else:
             super().__init__(logits=_squeeze_last(logits), **kwargs)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
+    def expand(
+        self, batch_shape: Sequence[int], _instance: OneHotCategorical | None = None
+    ) -> OneHotCategorical:
         """Return a distribution with its batch dims expanded to ``batch_shape``."""
         made = self._get_checked_instance(OneHotCategorical, _instance)  # type: ignore[no-untyped-call]
         new: OneHotCategorical = super().expand(batch_shape, made)  # type: ignore[no-untyped-call]
@@ -114,12 +117,12 @@ class OneHotCategorical(dist.Categorical):
         """The variance of each element of the one-hot vectors."""
         return self.probs * (1 - self.probs)
 
-    def sample(self, sample_shape: Any = None) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Draw one-hot vectors of dtype int64."""
         drawn = super().sample(torch.Size(sample_shape or ()))  # type: ignore[no-untyped-call]
         return _make_one_hot(drawn, self._num_events)
 
-    def rsample(self, sample_shape: Any = None) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
         logits = self.logits.expand(torch.Size(sample_shape or ()) + self._param.shape)
         return nn.functional.gumbel_softmax(logits, tau=1.0, hard=True)

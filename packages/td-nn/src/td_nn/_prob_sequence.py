@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.distributions import Distribution
 
 from td_core import TensorCollection, TensorDict
+from td_core.typing import NestedKey
 
 from ._composite import CompositeDistribution, add_suffix
 from ._dispatch import dispatch, share_dims
@@ -17,7 +20,7 @@ from ._module import Inplace
 from ._module_base import show_module
 from ._module_keys import Key, store_outputs
 from ._probabilistic import ProbabilisticTensorDictModule
-from ._sequence import TensorDictSequential, has_keys, run_on_members
+from ._sequence import Members, TensorDictSequential, has_keys, run_on_members
 from ._switches import STATE
 
 if TYPE_CHECKING:
@@ -70,10 +73,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def __init__(
         self,
-        *modules: Any,
+        *modules: Members,
         partial_tolerant: bool = False,
         return_composite: bool | None = None,
-        selected_out_keys: Any = None,
+        selected_out_keys: Sequence[NestedKey] | None = None,
         inplace: Inplace = None,
     ) -> None:
         # The next class of a diamond of bases may not accept this argument, so it is passed only if it is set.
@@ -157,7 +160,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return module.default_interaction_type
         return interaction_type()
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | str | slice) -> Any:
         """Return a member by index or name, or a sequence of the members in a slice.
 
         A slice is probabilistic if it ends with a distribution, or if ``return_composite`` is True and it has one.
@@ -172,7 +175,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             new = self._with(pairs)
             new._return_composite = is_composite
             return new
-        provided = dict(pairs) if self._is_named else members
+        provided: Members = {str(name): module for name, module in pairs} if self._is_named else members
         return TensorDictSequential(provided, partial_tolerant=self.partial_tolerant, inplace=self.inplace)
 
     def _with(self, pairs: list[tuple[str | None, Any]]) -> Self:
@@ -256,7 +259,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         dists = self._list_distributions()
         return dists if self.return_composite else dists[:1]
 
-    def _take_members(self, container: Any, in_keys: list[Key], out_keys: list[Key]) -> None:
+    def _take_members(
+        self, container: nn.ModuleList | nn.ModuleDict, in_keys: list[Key], out_keys: list[Key]
+    ) -> None:
         super()._take_members(container, in_keys, out_keys)
         self.__dict__.pop("_plan", None)
 
@@ -299,7 +304,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def get_dist_params(
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
-    ) -> Any:
+    ) -> TensorCollection:
         """Run the members before the last distribution, and return the collection that has its parameters.
 
         Args:
@@ -327,7 +332,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None = None,
         *,
-        dist: Any = None,
+        dist: Distribution | None = None,
         **kwargs: Any,
     ) -> Any:
         """Return the log-probability of the samples in a collection.
@@ -366,7 +371,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return TensorDict(entries, batch_size=tensordict.batch_size)
 
     def _dist_sample(
-        self, dist: Any, interaction_type: InteractionType | None = None, *, generator: Any = None
+        self,
+        dist: Distribution,
+        interaction_type: InteractionType | None = None,
+        *,
+        generator: torch.Generator | None = None,
     ) -> Any:
         """Return a sample or statistic of the last distribution. Subclasses in other packages call this method."""
         return self._require_distributions()[0]._dist_sample(dist, interaction_type, generator=generator)
@@ -381,10 +390,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             )
         return modules
 
-    def _build_last(self, last: ProbabilisticTensorDictModule[Any], tensordict: TensorCollection) -> Any:
+    def _build_last(
+        self, last: ProbabilisticTensorDictModule[Any], tensordict: TensorCollection
+    ) -> Distribution:
         """Build the last distribution; add the path of the member to an error."""
         try:
-            return last.get_dist(tensordict)
+            dist: Distribution = last.get_dist(tensordict)
+            return dist
         except Exception as error:
             places = [
                 place for place, module in enumerate(self) if last in list(find_distributions([module]))
@@ -418,7 +430,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         result = _run_conditioned(self, tensordict.copy(), kwargs, results, len(modules))
         self._store_written(last, result, tensordict_out)
         results[-1] = (last, self._build_last(last, result))
-        dists: dict[Key, Any] = {}
+        dists: dict[Key, Distribution] = {}
         for module, dist in results:
             if module is None:  # partial_tolerant skipped the member
                 continue
@@ -503,7 +515,7 @@ def _set_type(kind: InteractionType | None) -> set_interaction_type:
 
 
 def _list_sizes(
-    module: ProbabilisticTensorDictModule[Any], dist: Any, tensordict: TensorCollection
+    module: ProbabilisticTensorDictModule[Any], dist: Distribution, tensordict: TensorCollection
 ) -> list[torch.Size]:
     """Return the batch shape of a distribution, and the batch sizes of the collections that hold its parameters."""
     sizes = [torch.Size(getattr(dist, "batch_shape", ()))]
@@ -513,7 +525,7 @@ def _list_sizes(
     return sizes
 
 
-def is_probabilistic(module: Any) -> bool:
+def is_probabilistic(module: object) -> bool:
     """Return True if a module is a distribution."""
     return isinstance(module, (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential))
 

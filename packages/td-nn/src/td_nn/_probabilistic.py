@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from td_core import TensorCollection, TensorDict
+from td_core.typing import NestedKey
 
 from ._aggregate import composite_lp_aggregate
 from ._composite import CompositeDistribution, add_suffix, rename_components
@@ -91,19 +93,19 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
     def __init__(
         self,
-        in_keys: Any,
-        out_keys: Any = None,
+        in_keys: Sequence[NestedKey] | Mapping[str, NestedKey],
+        out_keys: Sequence[NestedKey] | None = None,
         *,
         default_interaction_type: InteractionType | str = InteractionType.DETERMINISTIC,
-        distribution_class: Callable[..., Any] = Delta,
+        distribution_class: Callable[..., Distribution] = Delta,
         distribution_kwargs: Mapping[str, Any] | None = None,
         return_log_prob: bool = False,
-        log_prob_keys: Any = None,
-        log_prob_key: Any = None,
+        log_prob_keys: Sequence[NestedKey] | None = None,
+        log_prob_key: NestedKey | None = None,
         cache_dist: bool = False,
         n_empirical_estimate: int = 1000,
         num_samples: int | torch.Size | tuple[int, ...] | None = None,
-        generator: torch.Generator | int | Any | None = None,
+        generator: torch.Generator | int | NestedKey | None = None,
         aggregate: bool | None = None,
     ) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         self._composite_lp_aggreate_at_init = composite_lp_aggregate() if aggregate is None else aggregate
         self._log_prob_keys = self._choose_log_prob_keys(log_prob_key, log_prob_keys)
 
-    def _choose_sample_keys(self, out_keys: Any) -> list[Key]:
+    def _choose_sample_keys(self, out_keys: Sequence[NestedKey] | None) -> list[Key]:
         """Return the sample keys; raise if a composite does not write one of ``out_keys``."""
         cls, kwargs = self.distribution_class, self.distribution_kwargs
         is_composite = isinstance(cls, type) and issubclass(cls, CompositeDistribution)
@@ -162,7 +164,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             )
         return [SINK] if names is None else names
 
-    def _refuse_unwritten(self, keys: list[Key], written: Any) -> None:
+    def _refuse_unwritten(self, keys: list[Key], written: Collection[Key]) -> None:
         """Raise ModuleKeysError if a composite does not write one of the declared keys."""
         never = [key for key in keys if key != SINK and key not in written]
         if never:
@@ -171,7 +173,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
                 "give name_map in distribution_kwargs to store a component at another key"
             )
 
-    def _choose_log_prob_keys(self, log_prob_key: Any, log_prob_keys: Any) -> list[Key]:
+    def _choose_log_prob_keys(
+        self, log_prob_key: NestedKey | None, log_prob_keys: Sequence[NestedKey] | None
+    ) -> list[Key]:
         is_summed = self._composite_lp_aggreate_at_init
         samples = self._out_keys
         if is_summed and log_prob_keys is not None:
@@ -248,7 +252,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return kept
 
     @staticmethod
-    def _convert_generator(generator: Any) -> Any:
+    def _convert_generator(
+        generator: torch.Generator | int | NestedKey | None,
+    ) -> torch.Generator | Key | None:
         """Convert the argument to a generator, a key or None."""
         if generator is None or isinstance(generator, torch.Generator):
             return generator
@@ -312,7 +318,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             if now is not then:
                 raise RuntimeError(self._CHANGE_IN_C_LP_A.format(type(self).__name__, then, now))
 
-    def select_out_keys(self, *out_keys: Any) -> Any:
+    def select_out_keys(self, *out_keys: NestedKey) -> NoReturn:
         """Raise SelectionError; select keys of the sequence that contains the module instead."""
         raise SelectionError(
             f"{show_module(self)} writes its samples under all of its out_keys; "
@@ -353,7 +359,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         """
         return self.get_dist(tensordict)
 
-    def _explain(self, error: Exception, tensordict: TensorCollection, values: dict[str, Any]) -> None:
+    def _explain(self, error: Exception, tensordict: TensorCollection, values: dict[str, object]) -> None:
         """Replace an error that a wrong key caused by MissingKeyError or TypeError; add a note to other errors."""
         missing = missing_keys(tensordict, self._all_in_keys or ())
         if missing:
@@ -373,7 +379,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             raise TypeError(f"{show_module(self)} got the keywords and keys {provided}: {why}") from error
         note_place(error, f"{show_module(self)}, which got the keywords and keys {provided}")
 
-    def log_prob(self, tensordict: TensorCollection, *, dist: Any = None) -> Any:
+    def log_prob(self, tensordict: TensorCollection, *, dist: Distribution | None = None) -> Any:
         """Return the log-probability of the samples in a collection.
 
         The result of a CompositeDistribution is a TensorDict with one entry per component, or a tensor if log-probabilities
@@ -403,20 +409,19 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             store_outputs(tensordict, [add_suffix(key, "_log_prob") for key in scores], scores.values())
         return total
 
-    def _read_sample(self, tensordict: TensorCollection, dist: Any) -> Any:
+    def _read_sample(self, tensordict: TensorCollection, dist: Distribution) -> Any:
         """Read the sample from a collection: a collection for a composite, else a tensor or a tuple of tensors."""
-        is_composite = isinstance(dist, CompositeDistribution)
-        keys = list(dist) if is_composite else self._out_keys
+        keys = list(dist) if isinstance(dist, CompositeDistribution) else self._out_keys
         values = [tensordict.get(key, None) for key in keys]
         missing = [key for key, value in zip(keys, values) if value is None]
         if missing:
             problem = show_missing(tensordict, missing).replace("its input", "the sample", 1)
             raise MissingKeyError(show_module(self), problem, missing)
-        if is_composite:
+        if isinstance(dist, CompositeDistribution):
             return TensorDict(dict(zip(keys, values)), batch_size=tensordict.batch_size)
         return values[0] if len(values) == 1 else tuple(values)
 
-    def _score(self, dist: Any, sample: Any) -> Any:
+    def _score(self, dist: Distribution, sample: Any) -> Any:
         """Compute the log-probability of a sample; a dict by sample key for a composite."""
         if isinstance(dist, CompositeDistribution):
             return dist.score(sample)
@@ -467,7 +472,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         self,
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
-        dist: Any,
+        dist: Distribution,
         requires_sample: bool = True,
     ) -> Any:
         """Store a sample or statistic of a distribution; return the collection that has it."""
@@ -494,7 +499,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         chosen: InteractionType | None = STATE.interaction_type
         return self.default_interaction_type if chosen is None else chosen
 
-    def _take_value(self, dist: Any, kind: InteractionType) -> tuple[Any, Any]:
+    def _take_value(self, dist: Distribution, kind: InteractionType) -> tuple[Any, Any]:
         """Return a sample or statistic, and its log-probability if the distribution computes both together, else None."""
         shape = NO_SHAPE if self.num_samples is None else self.num_samples
         if kind is InteractionType.RANDOM and self.return_log_prob:
@@ -508,7 +513,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return take_value(dist, kind, self.n_empirical_estimate, shape), None
 
     def _draw_with_generator(
-        self, tensordict: TensorCollection, dist: Any, kind: InteractionType
+        self, tensordict: TensorCollection, dist: Distribution, kind: InteractionType
     ) -> tuple[Any, Any, Callable[[], None] | None]:
         """Draw as ``_take_value`` does, with the generator. Also return a function that stores the next seed, if there is one."""
         if kind is not InteractionType.RANDOM:
@@ -547,7 +552,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return generator, writeback if is_seed else None
 
     def _dist_sample(
-        self, dist: Any, interaction_type: InteractionType | None = None, *, generator: Any = None
+        self,
+        dist: Distribution,
+        interaction_type: InteractionType | None = None,
+        *,
+        generator: torch.Generator | None = None,
     ) -> Any:
         """Return a sample or statistic of a distribution. Subclasses in other packages call this method."""
         kind = self._read_interaction_type() if interaction_type is None else interaction_type
@@ -555,7 +564,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         with use_generator(generator):
             return take_value(dist, kind, self.n_empirical_estimate, shape)
 
-    def _write_outputs(self, target: TensorCollection, dist: Any, sample: Any, scores: Any) -> None:
+    def _write_outputs(self, target: TensorCollection, dist: Distribution, sample: Any, scores: Any) -> None:
         """Store a sample, and its log-probability if ``return_log_prob``, or neither if one does not fit."""
         keys = self._out_keys
         if isinstance(sample, Tensor) and len(keys) == 1 and not self.return_log_prob:
@@ -588,7 +597,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             )
         return dict(zip(keys, sample))
 
-    def _name_scores(self, dist: Any, scores: Any, size: torch.Size) -> dict[Key, Any]:
+    def _name_scores(self, dist: Distribution, scores: Any, size: torch.Size) -> dict[Key, Any]:
         """Return the log-probabilities of a sample by key."""
         keys = self._log_prob_keys
         if isinstance(scores, Tensor):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from torch import nn
 
 from td_core import TensorCollection, TensorDict
+from td_core.typing import NestedKey
 
 from ._data_flow import FlowReport, check_flow, draw_flow, show_flow
 from ._dispatch import dispatch
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorDictSequential"]
 
-Members = "nn.ModuleList | nn.ModuleDict"
+#: A member of a sequence, a list of members, or a dict from names to members.
+Members = Union[Callable[..., object], Sequence[Callable[..., object]], Mapping[str, Callable[..., object]]]  # noqa: UP007
 
 
 class TensorDictSequential(TensorDictModule[Any]):
@@ -65,9 +67,9 @@ class TensorDictSequential(TensorDictModule[Any]):
 
     def __init__(
         self,
-        *modules: Any,
+        *modules: Members,
         partial_tolerant: bool = False,
-        selected_out_keys: Any = None,
+        selected_out_keys: Sequence[NestedKey] | None = None,
         inplace: Inplace = None,
     ) -> None:
         container = _contain(_pairs(modules))
@@ -117,7 +119,10 @@ class TensorDictSequential(TensorDictModule[Any]):
         return self._store_results(tensordict, tensordict_out, self._run)
 
     def _store_results(
-        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None, run: Callable[[Any], Any]
+        self,
+        tensordict: TensorCollection,
+        tensordict_out: TensorCollection | None,
+        run: Callable[[TensorCollection], TensorCollection],
     ) -> Any:
         """Run the members with a function, and store their outputs according to ``inplace`` and the selection."""
         selected = self._selected_out_keys
@@ -201,7 +206,7 @@ class TensorDictSequential(TensorDictModule[Any]):
                 said += f"; seq{show_step(name)} writes it, and was skipped because there is no {lacks}"
         return said
 
-    def _names(self) -> list[Any]:
+    def _names(self) -> list[str] | list[int]:
         """Return the name or index of each member."""
         return list(self.module) if self._is_named else list(range(len(self)))
 
@@ -216,7 +221,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         modules: Any = self._modules  # self.module is found by __getattr__, which is slow
         return iter(_members(modules["module"]))
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | str | slice) -> Any:
         """Return a member by index or name, or a sequence of the members in a slice."""
         if isinstance(index, str):
             if not self._is_named:
@@ -229,7 +234,7 @@ class TensorDictSequential(TensorDictModule[Any]):
             return self._with(pairs[index])
         return pairs[self._place(index)][1]
 
-    def __setitem__(self, index: Any, module: Any) -> None:
+    def __setitem__(self, index: int | str | slice, module: Callable[..., object]) -> None:
         """Replace a member, or append one under a new name."""
         if isinstance(index, slice):
             raise TypeError("members are replaced one by one: a slice stands on the right of = only")
@@ -241,13 +246,13 @@ class TensorDictSequential(TensorDictModule[Any]):
             pairs[place] = (pairs[place][0], module)
         self._replace(pairs)
 
-    def __delitem__(self, index: Any) -> None:
+    def __delitem__(self, index: int | str | slice) -> None:
         """Remove a member or a slice of them."""
         pairs = self._pairs()
         del pairs[index if isinstance(index, slice) else self._place(index)]
         self._replace(pairs)
 
-    def append(self, module: Any, name: str | None = None) -> Self:
+    def append(self, module: Callable[..., object], name: str | None = None) -> Self:
         """Add a member at the end.
 
         Args:
@@ -260,7 +265,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         """
         return self.insert(len(self), module, name)
 
-    def insert(self, index: int, module: Any, name: str | None = None) -> Self:
+    def insert(self, index: int, module: Callable[..., object], name: str | None = None) -> Self:
         """Insert a member at an index.
 
         Args:
@@ -283,7 +288,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         self._replace(pairs)
         return self
 
-    def extend(self, modules: Any) -> Self:
+    def extend(self, modules: Iterable[Callable[..., object]] | Mapping[str, Callable[..., object]]) -> Self:
         """Add members at the end.
 
         Args:
@@ -300,7 +305,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         self._replace(self._pairs() + pairs)
         return self
 
-    def pop(self, index: Any = -1) -> Any:
+    def pop(self, index: int | str = -1) -> Any:
         """Remove a member by index or name and return it.
 
         >>> seq = TensorDictSequential({"a": TensorDictModule(abs, ["x"], ["y"])})
@@ -324,7 +329,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         names = self.module if self._is_named else [None] * len(self)
         return list(zip(names, self))
 
-    def _place(self, index: Any) -> int:
+    def _place(self, index: int | str) -> int:
         """Convert the index or name of a member to a position."""
         if isinstance(index, str):
             if not self._is_named:
@@ -352,7 +357,9 @@ class TensorDictSequential(TensorDictModule[Any]):
             )
         self._take_members(container, in_keys, out_keys)
 
-    def _take_members(self, container: Any, in_keys: list[Key], out_keys: list[Key]) -> None:
+    def _take_members(
+        self, container: nn.ModuleList | nn.ModuleDict, in_keys: list[Key], out_keys: list[Key]
+    ) -> None:
         container.training = self.training
         self.module = container
         self.__dict__.update(_all_in_keys=tuple(in_keys), _all_out_keys=tuple(out_keys))
@@ -369,7 +376,9 @@ class TensorDictSequential(TensorDictModule[Any]):
         new._take_members(container, *self._compute_in_and_out_keys(_members(container)))
         return new
 
-    def select_subsequence(self, in_keys: Any = None, out_keys: Any = None) -> Self:
+    def select_subsequence(
+        self, in_keys: Sequence[NestedKey] | None = None, out_keys: Sequence[NestedKey] | None = None
+    ) -> Self:
         """Return a sequence of the members that are needed to compute some keys from others.
 
         Functions without keys are kept between the first and the last selected member. Nested sequences are cut in the
@@ -439,7 +448,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         same = len(kept) == len(self) and all(left is other for (_, left), other in zip(kept, self))
         return self if same and self._selected_out_keys is None else self._with(kept)
 
-    def check(self, keys: Any = None) -> FlowReport:
+    def check(self, keys: TensorCollection | Sequence[NestedKey] | None = None) -> FlowReport:
         """Check the keys of the members without a call: find missing, unread and overwritten keys.
 
         Args:

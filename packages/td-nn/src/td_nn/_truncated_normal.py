@@ -7,6 +7,7 @@ section 10.1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
@@ -54,7 +55,10 @@ class TruncatedStandardNormal(dist.Distribution):
     """
 
     # The constructor checks a < b, which needs both ends.
-    arg_constraints: dict[str, Any] = {"a": constraints.dependent, "b": constraints.dependent}  # noqa: RUF012
+    arg_constraints: dict[str, constraints.Constraint] = {  # noqa: RUF012
+        "a": constraints.dependent,
+        "b": constraints.dependent,
+    }
     has_rsample = True
     a: Tensor
     b: Tensor
@@ -73,7 +77,7 @@ class TruncatedStandardNormal(dist.Distribution):
         dist.Distribution.__init__(self, a.shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """The interval from ``a`` to ``b``."""
         return constraints.interval(self.a, self.b)
 
@@ -203,12 +207,12 @@ class TruncatedStandardNormal(dist.Distribution):
             return log_prob
         return torch.where(self.support.check(value), log_prob, -torch.inf)
 
-    def rsample(self, sample_shape: Any = None) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Draw samples of shape ``(*sample_shape, *batch_shape)`` with gradients."""
         shape = self._extended_shape(torch.Size(sample_shape or ()))
         return self.icdf(torch.rand(shape, dtype=self.a.dtype, device=self.a.device))
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedStandardNormal:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> TruncatedStandardNormal:
         """Return a distribution with its batch dims expanded to ``batch_shape``."""
         new: TruncatedStandardNormal = self._get_checked_instance(TruncatedStandardNormal, _instance)  # type: ignore[no-untyped-call]
         for name in self._expanded_names:
@@ -249,7 +253,7 @@ class TruncatedNormal(TruncatedStandardNormal):
     tensor(-inf)
     """
 
-    arg_constraints: dict[str, Any] = {  # noqa: RUF012
+    arg_constraints: dict[str, constraints.Constraint] = {  # noqa: RUF012
         "loc": constraints.real,
         "scale": constraints.positive,
         "a": constraints.dependent,
@@ -284,7 +288,7 @@ class TruncatedNormal(TruncatedStandardNormal):
         return (value - self.loc) / self.scale
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """The interval from ``a`` to ``b``."""
         return constraints.interval(self._from, self._to)
 
@@ -326,7 +330,7 @@ class TruncatedNormal(TruncatedStandardNormal):
     def _log_scale(self) -> Tensor:
         return self.scale.log()
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> TruncatedNormal:
         """Return a distribution with its batch dims expanded to ``batch_shape``."""
         new = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
         return super().expand(batch_shape, new)  # type: ignore[return-value]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from torch import nn
+
+from td_core.typing import NestedKey
 
 from ._module import TensorDictModule
 from ._module_base import TensorDictModuleBase
@@ -40,8 +42,8 @@ class WrapModule(TensorDictModuleBase[Any]):
         func: Callable[[Any], Any],
         *,
         inplace: bool = False,
-        in_keys: Any = None,
-        out_keys: Any = None,
+        in_keys: Sequence[NestedKey] | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
     ) -> None:
         super().__init__()
         if not callable(func):
@@ -71,7 +73,9 @@ class WrapModule(TensorDictModuleBase[Any]):
         return self._show(f"{func}in_keys={self.in_keys},\nout_keys={self.out_keys}", ["func"])
 
 
-def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]:
+def as_tensordict_module(
+    *, in_keys: Sequence[NestedKey], out_keys: Sequence[NestedKey]
+) -> Callable[[FnT], FnT]:
     """Decorate a function or method so that it reads its arguments from a collection and stores its results there.
 
     Args:
@@ -108,7 +112,7 @@ def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]
     return decorate
 
 
-def _parameters(fn: Callable[..., object]) -> Mapping[str, Any]:
+def _parameters(fn: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a function; an empty dict for a C function without a signature."""
     try:
         return inspect.signature(fn).parameters

@@ -30,7 +30,7 @@ class TDGraphModule(nn.Module):
     torch.Size([2])
     """
 
-    def __init__(self, graph_module: fx.GraphModule, out_keys: Sequence[Any]) -> None:
+    def __init__(self, graph_module: fx.GraphModule, out_keys: Sequence[Key]) -> None:
         super().__init__()
         self._graph_module = graph_module
         self.out_keys: list[Key] = list(as_keys(list(out_keys), "out_keys"))
@@ -85,7 +85,7 @@ class _Flow(nn.Module):
 
     def forward(self, tensordict: TensorCollection) -> Any:
         """Return the values of the ``out_keys``."""
-        values: dict[Any, Any] = {}
+        values: dict[Key, Any] = {}
         _run(self.td_module, tensordict, values)
         return tuple([values[key] for key in self.out_keys])
 
@@ -108,7 +108,7 @@ def _check(module: Any) -> None:
             _check(member)
 
 
-def _run(module: Any, tensordict: TensorCollection, values: dict[Any, Any]) -> None:
+def _run(module: Any, tensordict: TensorCollection, values: dict[Key, Any]) -> None:
     if isinstance(module, TensorDictSequential):
         for member in module:
             _run(member, tensordict, values)
