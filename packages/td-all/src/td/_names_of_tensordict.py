@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from td_core import TensorDict
 from td_core.spi import SHORT_NAMES, make_dense
 
 __all__ = ["lazy_legacy", "parse_tensor_dict_string", "set_lazy_legacy"]
@@ -35,7 +36,7 @@ _NEXT = re.compile(r"\s*,\s*")
 _DTYPES = {short: dtype for dtype, short in SHORT_NAMES.items()}
 
 
-def parse_tensor_dict_string(s: str) -> Any:
+def parse_tensor_dict_string(s: str) -> TensorDict:
     """Build a TensorDict of zeros with the structure of a printed collection.
 
     Args:

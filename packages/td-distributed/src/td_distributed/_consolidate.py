@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -322,7 +322,7 @@ def save_file(
     return data
 
 
-def load_file(location: Path, *, verify: bool = False) -> Any:
+def load_file(location: Path, *, verify: bool = False) -> TensorCollection:
     """Load a consolidated file; see ``from_consolidated``."""
     return from_consolidated(location, verify=verify)
 

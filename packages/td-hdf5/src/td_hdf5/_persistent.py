@@ -16,6 +16,7 @@ import torch
 from td_core import TensorDict, kinds
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import Encoded, Node, as_batch_size, as_named, select_keys, set_module
+from td_core.typing import DeviceType
 from td_store import StoredTensor
 from td_store.arrays import (
     Change,
@@ -277,7 +278,7 @@ class PersistentTensorDict(LiveCollection):
         group: Any = None,
         mode: str = "r",
         backend: str = "h5",
-        device: Any = None,
+        device: DeviceType | None = None,
         validate_batch_size: bool = True,
         non_tensor_as_stack: bool = False,
         allow_pickle: bool | None = None,
@@ -312,7 +313,7 @@ class PersistentTensorDict(LiveCollection):
         *,
         auto_batch_size: bool = False,
         batch_size: Any = None,
-        device: Any = None,
+        device: DeviceType | None = None,
         backend: str = "h5",
         batch_dims: int | None = None,
         allow_pickle: bool | None = None,
@@ -396,7 +397,9 @@ def _check_backend(backend: str, allow_pickle: bool | None) -> None:
         raise ValueError("td-hdf5 never reads or writes pickles: allow_pickle must be None or False")
 
 
-def _open(path: str, mode: str, device: Any, options: dict[str, Any], *, stacks: bool = True) -> Any:
+def _open(
+    path: str, mode: str, device: DeviceType | None, options: dict[str, Any], *, stacks: bool = True
+) -> Any:
     """Open a file; a TensorDict as a PersistentTensorDict."""
     target = None if device is None else torch.device(device)
     with open_save(path, stacks=stacks) as opened:

@@ -16,7 +16,7 @@ from torch import Tensor
 from td_core import NestedKey
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import Encoded, check_mode, make_reporter, run_parallel, select_keys
-from td_core.typing import Progress
+from td_core.typing import DeviceType, Progress
 from td_store import StoredTensor
 from td_store.arrays import (
     Place,
@@ -202,7 +202,7 @@ def _find_difference(save: Save) -> str | None:
 def load(
     path: Location,
     *,
-    device: Any = None,
+    device: DeviceType | None = None,
     keys: Iterable[NestedKey] | NestedKey | None = None,
     rows: Any = None,
     strategy: str = "auto",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -13,6 +13,9 @@ from td_store.arrays import StoredText, TextColumn, check_text
 
 from ._datasets import choose_chunks, find_elsewhere, get_file_number
 from ._h5_files import H5_ERRORS, show_error
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 #: Attribute by which tensordict reads a dataset as a stack of values, with the shape of the batch.
 STACK = "__tensordict_stack__"
@@ -101,7 +104,7 @@ def _write_changed(dataset: h5py.Dataset, old: Sequence[str], new: Sequence[str]
         dataset[np.unravel_index(position, dataset.shape)] = new[position]
 
 
-def _as_array(strings: Sequence[str], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def _as_array(strings: Sequence[str], shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
     array = np.empty(len(strings), dtype=object)
     array[:] = strings
     return array.reshape(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from ._plain_classes import convert_dataclass
 from ._unbatched import UnbatchedTensor, to_unbatched
 from ._value_nodes import NonTensorNode
 from ._value_settings import list_to_stack
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
@@ -188,14 +191,14 @@ def to_node(
     return stack
 
 
-def _list_rows(array: np.ndarray[Any, Any], batch_size: torch.Size) -> object:
+def _list_rows(array: npt.NDArray[np.generic], batch_size: torch.Size) -> object:
     """Return the values of an array of text or dates that has one for each batch element; another array unchanged."""
     if not batch_size or array.dtype.kind not in "USTMm" or array.shape[: len(batch_size)] != batch_size:
         return array
     return array.tolist() if array.dtype.kind in "UST" else _list_dates(array)
 
 
-def _list_dates(array: np.ndarray[Any, Any]) -> object:
+def _list_dates(array: npt.NDArray[Any]) -> object:
     """Return the dates of an array as dates of Python; as those of numpy if Python lacks one, such as a nanosecond."""
     values = array
     if np.datetime_data(array.dtype)[0] in ("ns", "ps", "fs", "as"):

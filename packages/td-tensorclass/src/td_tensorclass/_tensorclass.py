@@ -371,7 +371,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         inner = self._tensordict
         return self._wrap_stack(inner._stack_lazily([item._inner() for item in items], dim))
 
-    def _wrap_holder(self, node: object) -> Any:
+    def _wrap_holder(self, node: object) -> TensorClass:
         # It is not a result of an operation, so __post_init__ does not run again.
         return self if node is self._tensordict else self._wrap_unchecked(node)
 

@@ -13,7 +13,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -25,6 +25,9 @@ from td_store.arrays import StoredText, TextColumn, check_text
 from ._array_documents import NATIVE, ArrayInfo, allow_strings
 from ._local_objects import LocalObjects
 from ._zarr_objects import Objects, gather, name_object, run
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 try:
     import tensorstore
@@ -118,11 +121,11 @@ class FastArray:
         """Start to read a part of the array, and return a function that waits for it."""
         return partial(self._wait, self._array.oindex[index].read())
 
-    def write_all(self, value: np.ndarray[Any, Any]) -> Callable[[], Any]:
+    def write_all(self, value: npt.NDArray[np.generic]) -> Callable[[], Any]:
         """Start to write the whole array, and return a function that waits for it."""
         return partial(self._wait, self._array.write(value))
 
-    def write(self, index: Any, value: np.ndarray[Any, Any]) -> None:
+    def write(self, index: Any, value: npt.NDArray[np.generic]) -> None:
         """Write a part of the array."""
         self._wait(self._array.oindex[index].write(value))
 
@@ -142,19 +145,19 @@ class SlowArray:
     def __init__(self, objects: Objects, info: ArrayInfo, array: zarr.AsyncArray[Any]) -> None:
         self._objects, self._info, self._array = objects, info, array
 
-    async def read(self, index: Any = ...) -> np.ndarray[Any, Any]:
+    async def read(self, index: Any = ...) -> npt.NDArray[np.generic]:
         """Return a part of the array; the index has slices, and at most one vector of positions."""
         is_basic = index is ... or all(isinstance(item, slice) for item in index)
         read = self._array.getitem if is_basic else self._array.get_orthogonal_selection
         with _name_array(self._objects, self._info):
             return np.asarray(await read(index))
 
-    async def write_all(self, value: np.ndarray[Any, Any]) -> None:
+    async def write_all(self, value: npt.NDArray[np.generic]) -> None:
         """Write the whole array."""
         with _name_array(self._objects, self._info):
             await self._array.setitem(..., value)
 
-    def write(self, index: Any, value: np.ndarray[Any, Any]) -> None:
+    def write(self, index: Any, value: npt.NDArray[np.generic]) -> None:
         """Write a part of the array."""
         with _name_array(self._objects, self._info):
             try:
@@ -211,9 +214,9 @@ def encode_zeros(info: ArrayInfo) -> bytes:
     return bytes(content.to_bytes())
 
 
-def read_now(objects: Objects, info: ArrayInfo) -> np.ndarray[Any, Any]:
+def read_now(objects: Objects, info: ArrayInfo) -> npt.NDArray[np.generic]:
     """Read a whole array."""
-    result: np.ndarray[Any, Any]
+    result: npt.NDArray[np.generic]
     (result,) = wait_for_all([open_array(objects, info, strict=False).read()])
     return result
 
@@ -257,7 +260,7 @@ def read_text(
     return strings
 
 
-def _as_array(column: TextColumn) -> np.ndarray[Any, Any]:
+def _as_array(column: TextColumn) -> npt.NDArray[np.generic]:
     array = np.empty(len(column.strings), dtype=object)
     array[:] = column.strings
     return array.reshape(column.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from ._array_engines import FastArray, SlowArray, open_array, wait_for_all
 from ._local_objects import LocalObjects
 from ._opened_arrays import OpenedArray
 from ._zarr_objects import Objects
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 #: The most arrays, and about the most bytes, that are read or written at the same time.
 _BATCH, _BATCH_BYTES = 256, 1 << 26
@@ -53,7 +56,7 @@ def _split_batches(arrays: Iterable[ArrayInfo]) -> Iterator[list[ArrayInfo]]:
         yield batch
 
 
-def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+def as_tensor(array: npt.NDArray[np.generic]) -> Tensor:
     """Return an array that was read as a tensor that can be written."""
     if array.flags.carray and array.dtype.isnative and array.dtype.kind in "biufc" and array.size:
         return torch.from_numpy(array)

@@ -18,7 +18,7 @@ from torch import Tensor
 from td_core import NestedKey, TensorDict, from_any
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import Encoded, Source, check_mode, make_reporter, select_keys, set_module
-from td_core.typing import Progress
+from td_core.typing import DeviceType, Progress
 from td_store import StoredTensor
 from td_store.arrays import (
     Place,
@@ -83,7 +83,7 @@ class _ChangedError(FormatError):
 def load(
     location: Any,
     *,
-    device: Any = None,
+    device: DeviceType | None = None,
     keys: Iterable[NestedKey] | NestedKey | None = None,
     rows: Any = None,
     strict: bool = True,

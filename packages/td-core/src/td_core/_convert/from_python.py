@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from .._tree.node import Core, convert_level, get_all_entries, make_dense
 from .._tree.walks import has_entries, map_levels, visit
 from ..errors import BatchSizeError, StructureError
 from ..typing import BatchSize, DeviceType, DtypeLike, NestedKey
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "from_any", "from_dict", "from_list", "from_namedtuple", "from_pytree", "from_schema",
@@ -229,7 +232,7 @@ def from_namedtuple(
 
 
 def from_struct_array(
-    struct_array: np.ndarray[Any, Any] | np.void,
+    struct_array: npt.NDArray[np.void] | np.void,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,

@@ -6,7 +6,7 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, reduce
 from operator import getitem
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from .._tree.walks import has_entries, map_levels
 from .._writes.check import describe_leaf, rephrase_error
 from ..errors import DepthError
 from .from_python import PYTREE_TYPE
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 ConvertTensors = bool | Literal["numpy"]
 
@@ -145,7 +148,7 @@ def copy_to_tensordicts(root: Core, retain_none: bool) -> object:
     )
 
 
-def copy_to_struct_array(node: Core) -> np.ndarray[Any, Any]:
+def copy_to_struct_array(node: Core) -> npt.NDArray[np.void]:
     """Copy the entries into a structured array; DepthError if numpy cannot nest it as deep."""
     try:
         dtype, columns = _list_columns(node, len(node.batch_size))
@@ -189,7 +192,7 @@ def _list_columns(
     return fields, columns
 
 
-def _value_column(node: Core, batch_size: torch.Size) -> np.ndarray[Any, Any]:
+def _value_column(node: Core, batch_size: torch.Size) -> npt.NDArray[np.generic]:
     value = node.tolist()
     flat = np.array(value)
     if flat.dtype.kind == "U" and flat.shape == tuple(batch_size):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from .._python.public_names import set_module
 from .._python.type_names import NamedTypes, find_imported, is_type_name
 from .._torch.dtypes import NAMES
 from ..errors import PluginError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
 
@@ -238,13 +241,13 @@ def _load_size(value: object) -> torch.Size:
     return torch.Size(sizes)
 
 
-def _dump_array(value: np.ndarray[Any, Any]) -> list[object]:
+def _dump_array(value: npt.NDArray[np.generic]) -> list[object]:
     if not _ARRAY_DTYPE.match(value.dtype.str) or value.dtype.fields is not None:
         raise TypeError(f"an array of dtype {value.dtype} cannot be stored")
     return [value.dtype.str, list(value.shape), _to_text(value.tobytes())]
 
 
-def _load_array(value: object) -> np.ndarray[Any, Any]:
+def _load_array(value: object) -> npt.NDArray[np.generic]:
     name, shape, text = _items(value, str, list, str)
     if not _ARRAY_DTYPE.match(name):
         raise ValueError(f"unknown array dtype {name!r}")

@@ -376,7 +376,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]
         return plain[0]._join(plain, plan, path)
 
-    def _stack_lazily(self, items: Sequence[Core], dim: int, source: tuple[Core, str] | None = None) -> Any:
+    def _stack_lazily(self, items: Sequence[Core], dim: int, source: tuple[Core, str] | None = None) -> Core:
         plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]
         return plain[0]._stack_lazily(plain, dim)
 

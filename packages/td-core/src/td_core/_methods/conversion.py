@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from torch import Tensor
@@ -30,6 +30,9 @@ from .._tree.defaults import unwrap_entry
 from .._tree.keys import is_pair_key
 from .._tree.node import Core
 from ..typing import BatchSize, DeviceType
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class ConversionMixin(Core):
@@ -239,7 +242,7 @@ class ConversionMixin(Core):
         """
         return restore_pytree(self) if PYTREE_TYPE in self._children() else self
 
-    def to_struct_array(self) -> np.ndarray[Any, Any]:
+    def to_struct_array(self) -> npt.NDArray[np.void]:
         """Copy the entries into a structured array of shape ``batch_size``, with one field per entry.
 
         Raises:

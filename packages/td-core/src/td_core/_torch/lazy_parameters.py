@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from ..errors import StructureError
+from ..typing import DeviceType
 from .private import (
     add_batch_dim,
     exit_transforms,
@@ -41,7 +42,7 @@ class _Stack:
     #: The dim of the modules.
     shape: Any = property(lambda self: self.size()[:1])
 
-    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    def materialize(self, shape: Any, device: DeviceType | None = None, dtype: Any = None) -> None:
         """Give each member a shape, and become a stack of tensors with this shape."""
         del WITHOUT_SHAPE[id(self)]
         base: Any = super()
@@ -96,7 +97,7 @@ class _Member:
     source: Any
     level: int
 
-    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    def materialize(self, shape: Any, device: DeviceType | None = None, dtype: Any = None) -> None:
         """Give all members of the stack a shape."""
         with exit_transforms([]):
             self.source.materialize(shape, device, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from .._python.type_names import NamedTypes, has_name
 from .._torch.arrays import as_tensor
 from ..errors import MissingPluginError
 from .defaults import show_path
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 #: The package of the project that converts each class. None of the libraries is imported.
 PACKAGES: NamedTypes[str] = NamedTypes()
@@ -81,7 +84,7 @@ def has_array(value: object) -> bool:
     return hasattr(type(value), "__dlpack__") or _view_buffer(value) is not None
 
 
-def _view_buffer(value: Any) -> np.ndarray[Any, Any] | None:
+def _view_buffer(value: Any) -> npt.NDArray[np.generic] | None:
     """Return an array on the numbers of a buffer or an array interface, or None."""
     if hasattr(type(value), "__array_interface__") or "__array_interface__" in getattr(value, "__dict__", ()):
         array = np.asarray(value)

@@ -128,7 +128,7 @@ def refuse_values(opened: Node, where: str) -> None:
         node._keeper = RefusedValues(where)
 
 
-def join_rows(saved: Any, rows: Any) -> Any:
+def join_rows(saved: Any, rows: Any) -> Tensor:
     """Concatenate two collections, in which a value that both have is one object, as MetaData compares values by identity."""
     left, right = encode(saved), encode(rows)
     known = dict(zip(left.node_paths(), left.nodes, strict=True))
