@@ -38,6 +38,12 @@ def make_leaves() -> TensorDict:
     return TensorDict(leaves, device="cpu")
 
 
+def tie(leaves: TensorDict) -> TensorDict:
+    leaves["n", "again"] = leaves["weight"] = nn.Parameter(leaves["weight"])
+    leaves["n", "mean"] = leaves["buffer"]
+    return leaves
+
+
 class OwnParams(TensorDictParams):
     """Parameters of a subclass."""
 
@@ -52,6 +58,7 @@ PARAMS: dict[str, Callable[[], TensorDictParams]] = {
     "eval": lambda: TensorDictParams(make_leaves()).eval(),
     "subclass": lambda: OwnParams(make_leaves()),
     "empty": lambda: TensorDictParams(TensorDict({}, device="cpu")),
+    "tied": lambda: TensorDictParams(tie(make_leaves())),
     "key of a field": lambda: TensorDictParams(TensorDict({"_outer": torch.ones(2), "shape": torch.ones(1)}, device="cpu")),
 }  # fmt: skip
 
@@ -166,12 +173,19 @@ def test_step_of_loaded_params_writes_the_save_in_mode_r_plus(place: Path) -> No
         assert load(place)["w"].tolist() == [wanted, wanted]
 
 
-def test_tied_params_stay_one_parameter(place: Path) -> None:
+def test_tied_params_stay_one_parameter(path: Path) -> None:
     weight = nn.Parameter(torch.ones(2))
-    save(TensorDictParams(TensorDict({"a": weight, "n": {"b": weight}})), place)
-    params = load(place)
-    assert params["a"] is params["n", "b"]
-    assert [name for name, _ in params.named_parameters()] == ["a"]
+    save(TensorDictParams(TensorDict({"a": weight, "n": {"b": weight}})), path)
+    for params in (load(path), td_core.open(path)):
+        assert params["a"] is params["n", "b"]
+        assert [name for name, _ in params.named_parameters()] == ["a"]
+
+
+def test_open_keys_of_tied_params_ties_what_is_opened(path: Path) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    save(TensorDictParams(TensorDict({"a": weight, "b": weight, "c": weight})), path)
+    opened = td_core.open(path, keys=["b", "c"])
+    assert {*opened.keys()} == {"b", "c"} and opened["b"] is opened["c"]
 
 
 def test_open_keys_of_params_gives_params(path: Path) -> None:
@@ -246,6 +260,9 @@ def test_tensordict_programs_save_and_load_dicts(
         {"kind": "TensorDictParams", "meta": {"roles": {"z": [["w"]]}}, "members": ["params"]},
         {"kind": "TensorDictParams", "meta": {"roles": {"b": [3]}}, "members": ["params"]},
         {"kind": "TensorDictParams", "meta": {"training": 3}, "members": ["params"]},
+        {"kind": "TensorDictParams", "meta": {"tied": 3}, "members": ["params"]},
+        {"kind": "TensorDictParams", "meta": {"tied": [3]}, "members": ["params"]},
+        {"kind": "TensorDictParams", "meta": {"tied": [[["weight"], ["n", "bias"]]]}, "members": ["params"]},
         {"kind": "TensorDictParams", "class": "gone:Params", "meta": {}, "members": ["params"]},
     ],
 )

@@ -28,7 +28,8 @@ from ._encode.value_types import LeafSerializer, enum_serializer
 from ._formats.locations import check_mode
 from ._formats.saving import check_whole, save_together
 from ._formats.serializers import Serializer, check_same_format
-from ._kinds.parameters import list_unusual_roles, map_in_roles
+from ._kinds.parameters import map_in_roles
+from ._kinds.parameters_saved import list_unusual_roles
 from ._kinds.wrapper import Wrapper
 from ._plans.index import plan_index
 from ._plans.plans import MultiPlan, ShapePlan, as_batch_size

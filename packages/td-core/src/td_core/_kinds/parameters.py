@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from .._functions.device_moves import take_over_leaves
-from .._functions.metadata import get_view_id
 from .._functions.shape import Replacement
 from .._functions.structure import restore_on_error
 from .._methods.collection import TensorDictBase
@@ -39,10 +38,11 @@ from .._tree.node import (
     copy_leaf,
 )
 from .._tree.roles import Buffer as Buffer  # older pickles import Buffer from this module
-from .._tree.roles import adopt, in_role, is_differentiable, is_persistent, is_registered, is_settled, role
-from .._tree.walks import expand, get_path, has_entries, walk_levels
-from ..errors import FormatError, StructureError
+from .._tree.roles import adopt, in_role, is_persistent, is_registered, is_settled, role
+from .._tree.walks import expand, has_entries
+from ..errors import StructureError
 from ..typing import NestedKey
+from .parameters_saved import iter_slots
 from .wrapper import Wrapper
 
 if TYPE_CHECKING:
@@ -331,11 +331,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     @contextmanager
     def _adopt_on_exit(self, keeps_roles: bool = False) -> Iterator[None]:
         """Convert the leaves that the block stores to their roles; undo all writes if one fails."""
-        held = {path: leaf for path, _, leaf in _iter_slots(self._tensordict)}
+        held = {path: leaf for path, _, leaf in iter_slots(self._tensordict)}
         with restore_on_error(self._tensordict):
             yield
             _refuse_lazy_stacks(self._tensordict)
-            for path, node, leaf in _iter_slots(self._tensordict):
+            for path, node, leaf in iter_slots(self._tensordict):
                 old = held.get(path)
                 try:
                     kept = adopt(leaf, old, not self._no_convert or (keeps_roles and is_registered(old)))
@@ -578,10 +578,10 @@ def _adopt_entry(value: Child, held: Child | None, converts: bool) -> Child:
     leaves = value._leaves()
     if not converts and all(map(is_settled, leaves)):
         return value
-    places = {path: leaf for path, _, leaf in _iter_slots(held)} if isinstance(held, Core) else {}
+    places = {path: leaf for path, _, leaf in iter_slots(held)} if isinstance(held, Core) else {}
     made = {
         id(leaf): adopt(leaf, places.get(path), converts)
-        for path, _, leaf in (_iter_slots(value) if places else ())
+        for path, _, leaf in (iter_slots(value) if places else ())
         if path in places
     }
 
@@ -622,65 +622,6 @@ def _cache_tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 def _in_role_of(leaf: Tensor, old: Tensor) -> Tensor:
     return in_role(leaf, role(old))
-
-
-def _iter_slots(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
-    """Yield (key path, node, leaf) per leaf; the leaves of a node come before those of its children."""
-    for node, position, entries in walk_levels(root):
-        path = get_path(position)
-        for key, child in entries.items():
-            if isinstance(child, Tensor):
-                yield (*path, key), node, child
-
-
-def get_roles(root: Core) -> str:
-    """Return the roles of all leaves as a string, one letter per leaf; see :func:`role`."""
-    return "".join(role(leaf) for _, _, leaf in _iter_slots(root))
-
-
-def list_unusual_roles(root: Core) -> dict[str, list[list[str]]]:
-    """List the key paths of the leaves, by role, whose role does not follow from their dtype."""
-    result: dict[str, list[list[str]]] = {}
-    for path, _, leaf in _iter_slots(root):
-        if (letter := role(leaf)) != _get_usual_role(leaf):
-            result.setdefault(letter, []).append([*path])
-    return result
-
-
-def set_unusual_roles(root: Core, unusual: Mapping[str, list[list[str]]]) -> None:
-    """Convert each leaf to the role that :func:`list_unusual_roles` listed, or that follows from its dtype."""
-    if not {*"pfbn-"} >= {*unusual}:
-        raise FormatError(f"leaves of parameters have the roles {[*unusual]}")
-    letters = {tuple(path): letter for letter, paths in unusual.items() for path in paths}
-    made: dict[object, Tensor] = {}
-    for path, node, leaf in list(_iter_slots(root)):
-        letter = letters.get(path) or _get_usual_role(leaf)
-        # Leaves that map one file are one parameter, as before the save.
-        place = (get_view_id(leaf), letter) if _has_memory(leaf) else path
-        if place not in made:
-            made[place] = in_role(leaf, letter)
-        if made[place] is not leaf:
-            node._set_child(path[-1], made[place])
-
-
-def _has_memory(leaf: Tensor) -> bool:
-    """Return True if a leaf has elements at an address, unlike a fake tensor."""
-    is_real = type(leaf).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return is_real and leaf.device.type != "meta" and leaf.numel() > 0
-
-
-def _get_usual_role(leaf: Tensor) -> str:
-    return "p" if is_differentiable(leaf) else "b"
-
-
-def set_roles(root: Core, roles: str) -> None:
-    """Convert each leaf to the role that :func:`get_roles` returned; FormatError if the roles do not match."""
-    places = list(_iter_slots(root))
-    if len(places) != len(roles) or not {*"pfbn-"} >= {*roles}:
-        raise FormatError(f"{len(places)} leaves of parameters have the roles {roles!r:.100}")
-    for (path, node, leaf), letter in zip(places, roles):
-        if (held := in_role(leaf, letter)) is not leaf:
-            node._set_child(path[-1], held)
 
 
 def _register_params(cls: Any) -> None:

@@ -15,7 +15,8 @@ from .._tree.node import Core
 from ..errors import BatchSizeError, FormatError
 from .checkpoint import Checkpoint
 from .lazy_stack import LazyStackedTensorDict
-from .parameters import TensorDictParams, get_roles, set_roles, set_unusual_roles
+from .parameters import TensorDictParams
+from .parameters_saved import get_roles, list_tied, set_roles, set_unusual_roles, tie_leaves
 from .tensordict import TensorDict
 
 _NONE = type(None)
@@ -86,7 +87,9 @@ def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
 
 def _flatten_params(params: TensorDictParams) -> Record:
     inner = params._tensordict
-    meta = {"no_convert": bool(params._no_convert), "roles": get_roles(inner)}
+    meta: dict[str, object] = {"no_convert": bool(params._no_convert), "roles": get_roles(inner)}
+    if tied := list_tied(inner):
+        meta["tied"] = tied
     if not params.training:
         meta["training"] = False
     return Record(meta, members={"params": inner})
@@ -99,6 +102,7 @@ def _unflatten_params(record: Record) -> TensorDictParams:
         set_unusual_roles(inner, roles)
     elif roles is not None:
         set_roles(inner, roles)
+    tie_leaves(inner, record.read_field("tied", list, _NONE) or ())
     params: TensorDictParams = cls(inner, no_convert=True)
     object.__setattr__(params, "_no_convert", record.meta.get("no_convert", False))
     if record.read_field("training", bool, _NONE) is False:
