@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import pickle
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +334,19 @@ def test_memmap_over_columns_leaves_no_other_files(prefix: Path, list_files: Any
     (prefix / "n/name/%heap-mine").write_bytes(b"mine")
     TensorDict({"x": torch.ones(2)}, [2]).memmap(prefix)
     assert list_files(prefix) == {"%manifest.json", "meta.json", "x.memmap", "n/name/%heap-mine"}
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_verify_copy_of_written_columns_is_ok(checksums: bool, prefix: Path, tmp_path: Path) -> None:
+    data: Any = make_rows(["a", "b"]).memmap(prefix, checksums=checksums)
+    data.set_at_(("n", "name"), "new", 1)
+    shutil.copytree(prefix, tmp_path / "copy", copy_function=shutil.copyfile)
+    later = time.time_ns() + 10**9
+    os.utime(
+        tmp_path / "copy/%manifest.json", ns=(later, later)
+    )  # as if the copy of the manifest was made last
+    report = verify(tmp_path / "copy")
+    assert report.ok and {problem.kind for problem in report.problems} == {"modified"}
 
 
 def test_memmap_like_over_same_columns_keeps_leaves(prefix: Path) -> None:

@@ -135,13 +135,12 @@ class _ManifestCheck:
             detail = f"its hash is {digest}, {wanted} was saved" if digest != wanted else ""
         if not detail:
             return None
-        if result.st_mtime_ns <= since or result.st_size < row[0]:
+        # Values by rows have checksums of their own, which the check of all metadata compares, and never become fewer bytes.
+        in_rows = _file_names.is_row_file(path[-1])
+        if result.st_size < row[0] or (result.st_mtime_ns <= since and not in_rows):
             return Problem(name, "damaged", detail)
-        # A copy has new times, so a time does not tell elements that were written in place from damaged ones. Values by
-        # rows have checksums of their own, which the check of all metadata compares.
-        return Problem(
-            name, "modified" if wanted is None or _file_names.is_row_file(path[-1]) else "changed", detail
-        )
+        # A copy has new times, so a time does not tell elements that were written in place from damaged ones.
+        return Problem(name, "modified" if wanted is None or in_rows else "changed", detail)
 
     def _is_replaced(self, path: Parts) -> bool:
         """Return True for a file that writing a value in place removed, since its metadata no longer needs it."""
