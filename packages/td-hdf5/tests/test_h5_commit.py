@@ -111,6 +111,20 @@ def test_save_failing_call_keeps_old_save(call: str, path: Path, monkeypatch: py
     assert n > 0
 
 
+def test_save_above_largest_size_of_files_is_an_os_error(path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    save(make_collection(1), path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            save(TensorDict({"a": torch.ones(5000)}, [5000]), path, chunks=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert [item.name for item in path.parent.iterdir()] == ["data.h5"] and read_value(path) == 1
+
+
 def test_save_of_value_that_fails_writes_nothing(path: Path) -> None:
     save(make_collection(1), path)
     before = path.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import itertools
 from collections.abc import Callable, Iterable
@@ -178,3 +179,17 @@ def test_answer_of_failing_server_raises_os_error(
             read()
     monkeypatch.setattr(FaultyHandler, "fault", "none")
     assert (opened[[2, 0]] == make_data(1, 2)).all()
+
+
+def test_append_above_largest_size_of_files_is_an_os_error(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    save(TensorDict({"a": torch.zeros(5000)}, [5000]), tmp_path / "x.zarr")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="cannot write the array 'a': File too large") as caught:
+            append(TensorDict({"a": torch.rand(5000)}, [5000]), tmp_path / "x.zarr")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert torch.equal(load(tmp_path / "x.zarr")["a"], torch.zeros(5000))

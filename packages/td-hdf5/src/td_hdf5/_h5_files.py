@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import errno
 import os
-import tempfile
 import threading
 import time
 import weakref
@@ -87,7 +86,7 @@ def convert_errors(what: str) -> Iterator[None]:
 def find_full_disk(error: BaseException, what: str) -> OSError | None:
     """Return the error for a write that failed because the disk is full, of which h5py tells in several ways; else None."""
     text = str(error)
-    for number in (errno.ENOSPC, errno.EDQUOT):
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         if f"errno = {number}," in text or (isinstance(error, OSError) and error.errno == number):
             return OSError(number, f"cannot write {what}: {os.strerror(number)}")
     return None
@@ -170,8 +169,10 @@ def close_file(file: h5py.h5f.FileID) -> None:
 
 
 def discard_file(file: h5py.h5f.FileID, fd: int) -> None:
-    """Close a file that HDF5 must not write, as another process has changed it or the disk is full: it writes another one."""
-    with tempfile.TemporaryFile(buffering=0) as nowhere:
+    """Close a file that HDF5 must not write, as another process has changed it or the disk is full: its writes go nowhere."""
+    with open(
+        os.devnull, "r+b", buffering=0
+    ) as nowhere:  # a temporary file could be on the full disk, which kills the process
         os.dup2(nowhere.fileno(), fd, inheritable=False)
         with contextlib.suppress(*H5_ERRORS):
             while h5py.h5i.get_ref(file) > 1:  # an error that is handled has frames with other references

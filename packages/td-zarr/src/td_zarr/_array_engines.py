@@ -59,7 +59,7 @@ def _name_array(objects: Objects, info: ArrayInfo) -> Iterator[None]:
     except (TensorDictError, OSError) as error:
         if isinstance(error, OSError) and not isinstance(objects, LocalObjects):
             raise  # such as of a network
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             what = f"cannot write the array {info.name!r}: {os.strerror(error.errno)}"
             raise OSError(error.errno, what, objects.where) from error
         raise FormatError(f"{objects.where}: the array {info.name!r}: {error}") from error
