@@ -25,7 +25,7 @@ def test_decode_leaves_of_their_own_ties_them_again() -> None:
     loaded = decode(replace(encoded, leaves=[leaf.detach().clone() for leaf in encoded.leaves]))
     assert loaded["a"] is loaded["n", "a"] and loaded["m"] is loaded["n", "m"]
     assert [name for name, _ in loaded.named_parameters()] == ["a", "b"]
-    assert [name for name, _ in loaded.named_buffers()] == ["m"]
+    assert len(list(loaded.buffers())) == 1
 
 
 def test_encode_untied_parameters_has_no_ties() -> None:
