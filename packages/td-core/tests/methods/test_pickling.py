@@ -212,6 +212,57 @@ def test_deepcopy_container_keeps_node_and_member_identity(order: tuple[str, ...
     assert copied["td"]["n", "x"].tolist() == [3, 3] and td["n", "x"].tolist() == [0, 0]
 
 
+def make_members(count: int = 3) -> list[TensorDict]:
+    whole = torch.arange(2.0 * count)
+    return [TensorDict({"x": whole[2 * i : 2 * i + 2], "n": {"y": torch.tensor(i)}}) for i in range(count)]
+
+
+STACKS: dict[str, Callable[[], LazyStackedTensorDict]] = {
+    "plain": lambda: LazyStackedTensorDict(*make_members()),
+    "dim 1": lambda: LazyStackedTensorDict(
+        *[TensorDict({"x": torch.ones(2)}, [2]) for _ in range(3)], stack_dim=1
+    ),
+    "member twice": lambda: LazyStackedTensorDict(*(one := make_members()), one[0]),
+    "node in two members": lambda: LazyStackedTensorDict(
+        *[TensorDict({"n": node}) for node in [TensorDict({"a": 1})] * 2]
+    ),
+    "locked": lambda: LazyStackedTensorDict(*make_members()).lock_(),
+    "locked member": lambda: LazyStackedTensorDict(*make_members(2), make_members(1)[0].lock_()),
+    "nested stack": lambda: LazyStackedTensorDict(
+        *[LazyStackedTensorDict(*make_members()) for _ in range(2)]
+    ),
+    "other keys": lambda: LazyStackedTensorDict(TensorDict({"a": 1}), TensorDict({"b": 1})),
+    "no member": lambda: LazyStackedTensorDict(),
+}
+
+
+@pytest.mark.parametrize("form", STACKS)
+def test_deepcopy_lazy_stack_equals_its_encoded_copy(form: str) -> None:
+    stack = STACKS[form]()
+    found, wanted = deepcopy(stack), pickle.loads(pickle.dumps(stack))
+    assert type(found) is LazyStackedTensorDict and found is not stack
+    for name in ("batch_size", "stack_dim", "names", "is_locked"):
+        assert getattr(found, name) == getattr(wanted, name) == getattr(stack, name)
+    for new, same, old in zip(found.tensordicts, wanted.tensordicts, stack.tensordicts, strict=True):
+        assert new is not old and new.is_locked == same.is_locked and new.keys(True) == old.keys(True)
+        for key, leaf in old.items(True, True):
+            assert torch.equal(new[key], leaf) and new[key] is not leaf
+    members = [stack.tensordicts, found.tensordicts, wanted.tensordicts]
+    first, *others = [[[a is b for a in group] for b in group] for group in members]
+    assert others == [first] * 2
+
+
+def test_deepcopy_lazy_stack_keeps_shared_storage_and_leaves_the_original() -> None:
+    stack = LazyStackedTensorDict(*make_members(), stack_dim_name="time")
+    found = deepcopy(stack)
+    assert found.names == ["time"]
+    storages = {member["x"].untyped_storage().data_ptr() for member in found.tensordicts}
+    assert len(storages) == 1
+    found["x"] = torch.zeros(3, 2)
+    found.tensordicts[0]["n", "y"].fill_(7)
+    assert stack["x"].tolist() == [[0, 1], [2, 3], [4, 5]] and stack["n", "y"].tolist() == [0, 1, 2]
+
+
 class Noted(TensorDict):
     """A subclass whose instances have attributes."""
 

@@ -25,7 +25,7 @@ from .._tree.components import JaggedParts, get_parts
 from .._tree.defaults import add_key_note
 from .._tree.devices import fix_decoded_devices
 from .._tree.node import Core, CoreT, make_dense
-from .._tree.walks import walk
+from .._tree.walks import list_nested
 from .decode import decode, decode_all
 from .node_kinds import KINDS, Encoded, encode, get_key_path
 
@@ -140,8 +140,10 @@ def copy_deeply(node: Core, memo: dict[int, Any]) -> object:
 def _copy_dense(node: Core, memo: dict[int, Any]) -> Core | None:
     """Copy a tree of plain nodes without their encoding; None if it has other nodes, a locked one, or one twice."""
     plain = type(make_dense({}, node.batch_size))
-    nodes = [*walk(node)] if type(node) is plain else []
-    if not nodes or {*map(type, nodes)} != {plain} or len({*map(id, nodes)}) < len(nodes):
+    if type(node) is not plain:
+        return _copy_stacked(node, memo)
+    nodes = _list_nodes(node)
+    if {*map(type, nodes)} != {plain} or len({*map(id, nodes)}) < len(nodes):
         return None
     if any(level._locked or id(level) in memo for level in nodes):
         return None
@@ -149,12 +151,41 @@ def _copy_dense(node: Core, memo: dict[int, Any]) -> Core | None:
     treedef = node._flatten_leaves(leaves)
     _copy_plain(leaves, memo)
     try:
-        copied = node._unflatten([deepcopy(leaf, memo) for leaf in leaves], treedef)
+        copies = [memo[id(leaf)] if id(leaf) in memo else deepcopy(leaf, memo) for leaf in leaves]
+        copied = node._unflatten(copies, treedef)
     except Exception:
         return None  # the encoding has the key of the leaf for the error
     memo.setdefault(id(memo), []).append(nodes)
-    memo.update(zip(map(id, nodes), walk(copied)))
+    memo.update(zip(map(id, nodes), _list_nodes(copied)))
     return copied
+
+
+def _list_nodes(root: Core) -> list[Core]:
+    """List a node and all below it. A list that grows is faster than the generator of ``walk``."""
+    nodes = [root]
+    for node in nodes:
+        nodes += list_nested(node)
+    return nodes
+
+
+def _copy_stacked(node: Core, memo: dict[int, Any]) -> Core | None:
+    """Copy a lazy stack of trees of plain nodes member by member; None if it has more than that."""
+    stacked, kind = node._members_and_dim(), KINDS.of(node)
+    if stacked is None or not stacked[0] or node._inner() is not node or kind.type is not type(node):
+        return None
+    if node._locked or id(node) in memo or kind.attributes_of(node) or kind.record_of(node).values:
+        return None
+    copies: list[Core] = []
+    for member in stacked[0]:
+        copied = None if member._members_and_dim() else _copy_dense(member, memo)
+        if copied is None:
+            return None  # the encoding uses the copies that are in the memo
+        copies.append(copied)
+    made = iter(copies)
+    stack = node._map_members(lambda _: next(made))
+    memo.setdefault(id(memo), []).append(node)
+    memo[id(node)] = stack
+    return stack
 
 
 def copy_with_attributes(node: CoreT) -> CoreT:
@@ -204,18 +235,17 @@ def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
 def _copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
     """Add clones of leaves that fill their storage, and of these storages, to the ``memo`` of deepcopy."""
     # deepcopy would create equal clones, but takes ten times as long.
+    kept = memo.setdefault(id(memo), [])
     for leaf in leaves:
-        if type(leaf) is not Tensor:
+        if type(leaf) is not Tensor or id(leaf) in memo:
             continue
         if leaf.layout not in _DEEP or (leaf.is_nested and leaf.layout is torch.strided):
             # deepcopy fails on these layouts, since they have no storage.
             if leaf.is_leaf and leaf.grad is None and not leaf.__dict__:
                 memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
             continue
-        if _has_only_elements(leaf):
-            storage = leaf.untyped_storage()
-            if id(leaf) in memo or id(storage) in memo:
-                continue
+        storage = _get_filled_storage(leaf)
+        if storage is not None and id(storage) not in memo:
             try:
                 copied = leaf.clone()
             except NotImplementedError:
@@ -223,18 +253,19 @@ def _copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
             memo[id(leaf)] = copied
             memo[id(storage)] = copied.untyped_storage()
             # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
-            memo.setdefault(id(memo), []).append(storage)
+            kept.append(storage)
 
 
-def _has_only_elements(leaf: Tensor) -> bool:
-    """Return True if a plain tensor has no state that its clone would lack, and fills its storage."""
+def _get_filled_storage(leaf: Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of a plain tensor that fills it and has no state that a clone would lack; None for others."""
     if leaf.requires_grad or leaf.grad is not None or leaf.__dict__:
-        return False
+        return None
     if leaf.layout is not torch.strided or not (leaf.is_cpu or leaf.is_cuda):
-        return False
+        return None
     if leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or not leaf.is_contiguous():
-        return False
-    return leaf.untyped_storage().nbytes() == leaf.nbytes
+        return None
+    storage = leaf.untyped_storage()
+    return storage if storage.nbytes() == leaf.nbytes else None
 
 
 torch.serialization.add_safe_globals([rebuild_collection])

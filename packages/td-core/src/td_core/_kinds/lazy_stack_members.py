@@ -74,6 +74,8 @@ class LazyStackOps(TensorDictBase):
         return zip(self._members, *[_unbind(other, self._stack_dim) for other in others], strict=True)
 
     def _zip_members(self, *others: object) -> list[tuple[Any, ...]]:
+        if not others:
+            return [row for member in self._members for row in member._zip_members()]
         return [row for member, *parts in self._zip_parts(others) for row in member._zip_members(*parts)]
 
     def _map_members(self, fn: Callable[..., object], *others: object) -> Any:

@@ -211,7 +211,8 @@ class MetadataMixin(Core):
         """
         leaves: list[Tensor] = []
         levels = self._flatten_leaves(leaves)
-        return (type(levels) is dict or not has_lazy_stack(self)) and all(map(Tensor.is_contiguous, leaves))
+        only_dense = type(levels) is dict or type(levels) is list
+        return (only_dense or not has_lazy_stack(self)) and all(map(Tensor.is_contiguous, leaves))
 
     @property
     def is_packed(self) -> bool:
