@@ -182,7 +182,7 @@ def _copy_stacked(node: Core, memo: dict[int, Any]) -> Core | None:
             return None  # the encoding uses the copies that are in the memo
         copies.append(copied)
     made = iter(copies)
-    stack = node._map_members(lambda _: next(made))
+    stack: Core = node._map_members(lambda _: next(made))
     memo.setdefault(id(memo), []).append(node)
     memo[id(node)] = stack
     return stack

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,8 +39,6 @@ from .uneven import make_empty_like, transform_uneven, uneven_index
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_BATCH_SIZE = attrgetter("batch_size")
 
 
 class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
@@ -171,9 +168,9 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
         members, dim = self._members, self._stack_dim
         if not members:
             return self._empty_size
-        sizes = [*map(_BATCH_SIZE, members)]
-        size = sizes[0]
-        for other in () if sizes.count(size) == len(sizes) else sizes:
+        size = members[0].batch_size
+        for member in members:
+            other = member.batch_size
             if other != size:
                 size = torch.Size([a if a == b else -1 for a, b in zip(size, other)])
         return torch.Size((*size[:dim], len(members), *size[dim:]))
