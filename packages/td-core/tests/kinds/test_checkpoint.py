@@ -209,3 +209,9 @@ def test_checkpoint_loaded_has_memory_of_its_own() -> None:
     value = torch.ones(2)
     make_checkpoint({"a": value}).to_tree()["a"].zero_()
     assert value.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("into", [nn.Linear(2, 2), ["m"]])
+def test_load_into_other_than_a_mapping_raises(into: Any) -> None:
+    with pytest.raises(TypeError, match=f"into={{'model': model}}; got a {type(into).__name__}"):
+        load_into({"m": 3}, into, "'x'")

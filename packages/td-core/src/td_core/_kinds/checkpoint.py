@@ -179,6 +179,10 @@ def load_into(tree: Tree, into: Tree, shown: str) -> Tree:
         StructureError: a shape differs.
     """
     targets: list[_Target] = []
+    if not isinstance(into, Mapping):
+        raise TypeError(
+            f"into has objects by key, such as into={{'model': model}}; got a {type(into).__name__}"
+        )
     rest = _pair(tree, into, (), targets, shown)
     for item in targets:
         _check(item, shown)
