@@ -349,6 +349,21 @@ def test_verify_copy_of_written_columns_is_ok(checksums: bool, prefix: Path, tmp
     assert report.ok and {problem.kind for problem in report.problems} == {"modified"}
 
 
+def test_write_on_full_disk_names_the_heap_and_keeps_values(prefix: Path) -> None:
+    resource = pytest.importorskip("resource")
+    data: Any = make_rows(["a", "b"]).memmap(prefix)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="cannot write the values: File too large: .*n/name/%heap-0.memmap"):
+            data.set_at_(("n", "name"), "x" * 2000, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert load(prefix)["n", "name"] == data["n", "name"] == ["a", "b"]
+    data.set_at_(("n", "name"), "y", 1)
+    assert load(prefix)["n", "name"] == ["a", "y"] and verify(prefix).ok
+
+
 def test_memmap_like_over_same_columns_keeps_leaves(prefix: Path) -> None:
     data = make_rows(["a", "b"])
     data.memmap(prefix)

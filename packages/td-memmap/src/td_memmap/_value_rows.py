@@ -250,7 +250,10 @@ class SavedRows:
         with _fs.closing(heap):
             encoder = RowEncoder(status.st_size)
             words = encoder.add(values, separate)
-            _fs.write_at(heap, encoder.records, status.st_size)
+            try:
+                _fs.write_at(heap, encoder.records, status.st_size)
+            except OSError as error:
+                raise _fs.add_path(error, "cannot write the values", self.tree.show((), heap_name)) from error
             _fs.set_time(heap)
         slots, opened = self.tree.open((), slots_name, writable=True)
         with _fs.closing(slots):
