@@ -10,6 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from .._tree.components import JaggedParts, get_parts
 from .._tree.defaults import add_key_note
 from .._tree.devices import fix_decoded_devices
 from .._tree.node import Core, CoreT, make_dense
-from .._tree.walks import list_nested
+from .._tree.walks import list_holders, list_nested
 from .decode import decode, decode_all
 from .node_kinds import KINDS, Encoded, encode, get_key_path
 
@@ -110,9 +111,10 @@ def restore_state(node: Core, state: Any) -> None:
 
 def copy_deeply(node: Core, memo: dict[int, Any]) -> object:
     """Copy the leaves and values of a collection, see :func:`copy.deepcopy`; an object that occurs twice is copied once."""
-    dense = _copy_dense(node, memo)
-    if dense is not None:
-        return dense
+    for copy in (_copy_dense, _copy_stacked):
+        whole = copy(node, memo)
+        if whole is not None:
+            return whole
     encoded = encode(node, shared=True)
     _copy_plain(encoded.leaves, memo)
     leaves: list[Tensor] = []
@@ -140,10 +142,8 @@ def copy_deeply(node: Core, memo: dict[int, Any]) -> object:
 def _copy_dense(node: Core, memo: dict[int, Any]) -> Core | None:
     """Copy a tree of plain nodes without their encoding; None if it has other nodes, a locked one, or one twice."""
     plain = type(make_dense({}, node.batch_size))
-    if type(node) is not plain:
-        return _copy_stacked(node, memo)
-    nodes = _list_nodes(node)
-    if {*map(type, nodes)} != {plain} or len({*map(id, nodes)}) < len(nodes):
+    nodes = _list_nodes(node) if type(node) is plain else []
+    if not nodes or {*map(type, nodes)} != {plain} or len({*map(id, nodes)}) < len(nodes):
         return None
     if any(level._locked or id(level) in memo for level in nodes):
         return None
@@ -170,14 +170,18 @@ def _list_nodes(root: Core) -> list[Core]:
 
 def _copy_stacked(node: Core, memo: dict[int, Any]) -> Core | None:
     """Copy a lazy stack of trees of plain nodes member by member; None if it has more than that."""
-    stacked, kind = node._members_and_dim(), KINDS.of(node)
-    if stacked is None or not stacked[0] or node._inner() is not node or kind.type is not type(node):
+    holders, kind = list_holders(node), KINDS.of(node)
+    # The children of a kind in a file are read from it, so look at the holders first.
+    if not holders or holders[0] is node or kind.type is not type(node) or node._locked or id(node) in memo:
         return None
-    if node._locked or id(node) in memo or kind.attributes_of(node) or kind.record_of(node).values:
+    members = node._tree_children()
+    if len(holders) != len(members) or not all(map(is_, holders, members)):
         return None
-    copies: list[Core] = []
-    for member in stacked[0]:
-        copied = None if member._members_and_dim() else _copy_dense(member, memo)
+    if kind.attributes_of(node) or kind.record_of(node).values:
+        return None
+    copies = []
+    for member in holders:
+        copied = _copy_dense(member, memo)
         if copied is None:
             return None  # the encoding uses the copies that are in the memo
         copies.append(copied)
