@@ -296,7 +296,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "open for writing": (
         lambda td, p: open_save(write(td, p, ".parquet"), mode="r+"), UnsupportedOperationError, "cannot be changed"
     ),
-    "writer": (lambda td, p: TableWriter(p / "x", format="csv"), ValueError, "format is 'parquet' or 'arrow'"),
+    "writer": (lambda td, p: TableWriter(p / "x", format="csv"), ValueError, "format is one of 'parquet'"),
     "writer option": (lambda td, p: TableWriter(p / "x", nothing=1), TypeError, "no option 'nothing'"),
     "lists": (lambda td, p: TensorDict.from_arrow(td.to_arrow(), lists="x"), ValueError, "lists is one of"),
     "times": (lambda td, p: TensorDict.from_arrow(td.to_arrow(), times="x"), ValueError, "times is one of"),

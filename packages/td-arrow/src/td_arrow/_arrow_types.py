@@ -239,6 +239,35 @@ def is_inside(buffer: Any, mapped: torch.UntypedStorage) -> bool:
     return bool(begin <= buffer.address and buffer.address + buffer.size <= begin + mapped.nbytes())
 
 
+def without_views(array: Any) -> Any:
+    """Return a chunked array whose text and bytes are no views, as those of polars are: Arrow compares and takes none."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        plain = _find_plain(kind.value_type)
+        if plain is None:
+            return array
+        chunks = [
+            pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(plain))
+            for chunk in array.chunks
+        ]
+        return pa.chunked_array(chunks, pa.dictionary(kind.index_type, plain))
+    plain = _find_plain(kind)
+    return array if plain is None else array.cast(plain)
+
+
+def _find_plain(kind: Any) -> Any:
+    """Return the type without views; None for one that has none."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        plain = _find_plain(kind.value_type)
+        if plain is None:
+            return None
+        return pa.list_(plain, kind.list_size) if pa.types.is_fixed_size_list(kind) else pa.large_list(plain)
+    return _PLAIN.get(kind.id)
+
+
+_PLAIN = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
+
+
 def peel(array: Any) -> tuple[Any, list[Any]]:
     """Return the flat items of nested fixed-size lists, and for each level which lists are valid, or None if all are."""
     levels = []

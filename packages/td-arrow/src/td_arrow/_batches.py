@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -107,12 +108,14 @@ def iter_batches(
         "window": (window, 1),
         "prefetch": (prefetch, 0),
         "epoch": (epoch, 0),
+        "seed": (seed, -math.inf),
     }
     for name, (value, bound) in least.items():
         if type(value) is not int or value < bound:
-            raise ValueError(f"{name} is an int of at least {bound}; got {value!r:.100}")
-    part, parts = shard
-    if not (type(part) is type(parts) is int and 0 <= part < parts):
+            least_text = "" if bound == -math.inf else f" of at least {bound}"
+            raise ValueError(f"{name} is an int{least_text}; got {value!r:.100}")
+    part, parts = shard if isinstance(shard, tuple) and len(shard) == 2 else (None, None)
+    if not (type(part) is int and type(parts) is int and 0 <= part < parts):
         raise ValueError(f"shard is (i, n) with 0 <= i < n; got {shard!r:.100}")
     begin = _read_start(start, batch_size, seed, epoch)
     condition = make_condition(filter)
@@ -174,6 +177,11 @@ def _open_source(source: Any, stack: contextlib.ExitStack) -> Any:
         return _InMemory(as_table(source))
     if hasattr(source, "__arrow_c_stream__"):
         return _Stream(pa.RecordBatchReader.from_stream(source))
+    if not (isinstance(source, (str, os.PathLike)) or hasattr(source, "read")):
+        raise TypeError(
+            "iter_batches() takes locations of files, tables, streams of Arrow, or a data set of Hugging Face; got "
+            f"{type(source).__module__}.{type(source).__qualname__}"
+        )
     return stack.enter_context(open_tables(source, find_format(source)))
 
 
@@ -343,6 +351,8 @@ class BatchIterator:
         held: list[Any] = []
         rows = 0
         for piece in pieces:
+            if not piece.batch_size:
+                piece = piece.unsqueeze(0)  # a table of one row
             position, length = 0, piece.batch_size[0]
             while position < length:
                 step = min(self._size - rows, length - position)

@@ -319,7 +319,9 @@ class _Frame:
                 torch.from_numpy(numbers.view(np.int64).copy()), ~np.isnat(numbers), path, reader
             )
         if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
-            return as_tensor(series.to_numpy(copy=True))
+            leaf, valid = as_tensor(series.to_numpy(copy=True)), series.notna().to_numpy(copy=True)
+            # NaN is what pandas has for a missing number, and stays one by default.
+            return leaf if reader.nulls.get(path) == "auto" else _fill_missing(leaf, valid, path, reader)
         if isinstance(dtype, np.dtype) and dtype.kind == "O":
             return _read_objects(pd, series, path, reader)
         return pa.array(series, from_pandas=True)
@@ -356,6 +358,14 @@ def _read_objects(pd: Any, series: Any, path: Path, reader: ColumnReader) -> Any
     values = [None if value is pd.NA or value is pd.NaT else value for value in series]
     present = [value for value in values if value is not None]
     kinds = {*map(type, present)}
+    if float in kinds and not kinds <= {
+        float,
+        int,
+        bool,
+    }:  # among text, NaN is what pandas has for a missing value
+        values = [None if isinstance(value, float) and value != value else value for value in values]
+        present = [value for value in values if value is not None]
+        kinds = {*map(type, present)}
     if present and all(isinstance(value, (np.ndarray, Tensor)) for value in present):
         return _join_arrays(values)
     is_list = kinds == {list} and {*map(type, itertools.chain(*present))} <= {int, float}

@@ -12,7 +12,7 @@ from td_core import open as open_save
 from td_core import save as save_data
 from td_core import verify as verify_save
 
-_NAMES = ("parquet", "arrow")
+from ._table_locations import choose_format
 
 
 def save(data: Any, location: Any, *, format: str | None = None, **options: Any) -> Any:
@@ -29,20 +29,12 @@ def save(data: Any, location: Any, *, format: str | None = None, **options: Any)
 
     >>> _ = save(TensorDict({"x": torch.arange(6)}, [6]), "data.parquet")
     """
-    return save_data(data, location, format=_choose(location, format), **options)
-
-
-def _choose(location: Any, name: str | None) -> str:
-    if name is None:
-        return "arrow" if str(location).lower().endswith((".arrow", ".feather", ".ipc")) else "parquet"
-    if name not in _NAMES:
-        raise ValueError(f"format is one of {', '.join(map(repr, _NAMES))}; got {name!r:.100}")
-    return name
+    return save_data(data, location, format=choose_format(location, format), **options)
 
 
 def _find(location: Any, name: str | None) -> str | None:
     """Return the format that is named; None, so that the content decides."""
-    return None if name is None else _choose(location, name)
+    return None if name is None else choose_format(location, name)
 
 
 def load(location: Any, *, format: str | None = None, **options: Any) -> Any:

@@ -14,7 +14,7 @@ from td_core.typing import DeviceType
 from td_store import StoredTensor
 from td_store.arrays import KeptSource
 
-from ._arrow_types import Dense, convert, view_numbers
+from ._arrow_types import Dense, convert, view_numbers, without_views
 from ._build_rows import One, RowBuilder
 from ._dialects import find_features
 from ._nulls import Nulls, Path
@@ -87,6 +87,21 @@ def from_arrow(
     )
 
 
+def read_in_memory(
+    content: Any, where: str, *, nulls: Any = "auto", lists: str = "jagged", **options: Any
+) -> Any:
+    """Return the collection of a table that a file has become; see :func:`read_collection` for the options."""
+    reader = make_reader(nulls, "auto", lists, "values", "values", None, content.schema)
+    return read_collection(
+        content.schema,
+        content.num_rows,
+        lambda paths: get_columns(content, paths),
+        reader,
+        where,
+        **options,
+    )
+
+
 def make_reader(
     nulls: Any,
     default: str,
@@ -130,6 +145,8 @@ def read_collection(
     if dtype is not None:
         dtype = as_dtype(dtype)
     plan = plan_columns(schema, rows, where, separator=separator, keys=keys, strict=strict)
+    if keys is None:
+        reader.nulls.check_keys(plan.keys.values(), where)
     items: dict[Path, Any] = {}
     present: dict[Path, Any] = {}
     if target is not None and target.type == "meta":
@@ -185,6 +202,16 @@ def _read_one(reader: ColumnReader, array: Any, field: Any, key: Path) -> Any:
     return One(read_values(found, read_facts(field))[0])
 
 
+#: What to do with objects whose rows are not in memory, by the end of their class's name.
+_HINTS = {
+    ".LazyFrame": ": collect() it",
+    ".DatasetDict": ': take one of its data sets, as in data["train"]',
+    ".IterableDataset": ": it is not in memory",
+    "Dataset": ": it is not in memory: call to_table(), or use iter_batches",
+    ".str": ": load() reads files",
+}
+
+
 def as_table(data: Any) -> Any:
     """Return an object of Arrow, or one that Arrow can take over, as a table.
 
@@ -205,9 +232,11 @@ def as_table(data: Any) -> Any:
         return pa.table(data)
     if hasattr(data, "__arrow_c_array__"):
         return pa.Table.from_batches([pa.record_batch(data)])
+    name = f"{type(data).__module__}.{type(data).__qualname__}"
+    hint = next((hint for end, hint in _HINTS.items() if name.endswith(end)), "")
     raise TypeError(
-        f"from_arrow() takes a table of Arrow, a data set of Hugging Face, or an object with __arrow_c_stream__; got "
-        f"{type(data).__module__}.{type(data).__qualname__}"
+        "from_arrow() takes a table of Arrow, a data set of Hugging Face, or an object with __arrow_c_stream__; got "
+        f"{name}{hint}"
     )
 
 
@@ -237,4 +266,4 @@ def get_columns(table: Any, paths: Iterable[Path]) -> Iterator[tuple[Path, Any]]
             number = array.type.get_field_index(name)
             chunks = [chunk.flatten()[number] for chunk in array.chunks]
             array = pa.chunked_array(chunks, array.type.field(number).type)
-        yield path, array
+        yield path, without_views(array)

@@ -153,6 +153,9 @@ class GroupSource:
         """Do nothing."""
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 def _list_rows(index: SourceIndex) -> Tensor:
     rows: Any = index[0]
     return torch.arange(rows.start, rows.stop, rows.step) if isinstance(rows, slice) else rows
@@ -175,7 +178,9 @@ def _read_rows(requests: Sequence[tuple[GroupSource, SourceIndex]]) -> list[Tens
         file, number = _find_file(first.files, group)
         opened = _get_opened(file.path, file.stamp, first.name)
         for result, leaf in zip(results, opened.decode(paths, fields, number, limit), strict=True):
-            result[places] = leaf[part]
+            # torch has no index_put for unsigned integers.
+            signed = _SIGNED.get(result.dtype, result.dtype)
+            result.view(signed)[places] = leaf[part].view(signed)
     return [
         result[_skip_rows(index)].contiguous() for result, (_, index) in zip(results, requests, strict=True)
     ]

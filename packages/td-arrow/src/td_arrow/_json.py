@@ -17,7 +17,7 @@ from td_core.errors import CodecError, FormatError
 from td_core.spi import parse_json, show_path
 
 from ._arrow_types import Cells
-from ._from_arrow import from_arrow
+from ._from_arrow import read_in_memory
 from ._json_text import NONFINITE, InfiniteError, join_fields, write_cells
 from ._nulls import Path, show_column
 from ._read_columns import join_chunks
@@ -26,7 +26,7 @@ from ._table_columns import is_level
 from ._table_header import make_field, read_facts
 from ._table_locations import open_input, open_output, show_place
 from ._table_plan import EMPTY
-from ._text_schemas import add_default, build_column, check_beside, find_stand_in, load_schema, save_schema
+from ._text_schemas import build_column, check_beside, find_stand_in, load_schema, save_schema
 from ._write_columns import to_arrow
 
 #: The rows whose text is made at a time.
@@ -149,9 +149,10 @@ def read_json(
     if table is None:
         records = _parse_records(text, lines if text.strip() or found is None else True, where)
         table = _infer_table(records, where) if found is None else _fit_schema(records, found, where)
-    result = from_arrow(
+    result = read_in_memory(
         table,
-        nulls=add_default(nulls),
+        where,
+        nulls=nulls,
         mask_key=mask_key,
         keys=keys,
         separator=separator,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from td_core import NestedKey
+from td_core.errors import KeyPathError
 
 #: The policies of ``nulls=``. A number stands for missing numbers.
 POLICIES = ("auto", "raise", "fill", "mask")
@@ -52,6 +53,15 @@ class Nulls:
                 raise TypeError(f"nulls is a string, a number or a mapping; got {policy!r:.100}")
             found[(key,) if isinstance(key, str) else key] = policy
         return cls(found)
+
+    def check_keys(self, known: Iterable[Path], where: str) -> None:
+        """Raise KeyPathError if there is a policy for a key that is none of the known paths, and no level of them."""
+        if len(self.policies) > 1:
+            found = {path[:length] for path in known for length in range(1, len(path) + 1)}
+            if unknown := [key for key in self.policies if key is not None and key not in found]:
+                raise KeyPathError(
+                    f"{where}: nulls has {', '.join(map(show_column, unknown))}, and there is no such column"
+                )
 
     def get(self, path: Path) -> Any:
         """Return the policy of a key path: its own, that of the level above, or the default."""

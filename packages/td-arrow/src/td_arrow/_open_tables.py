@@ -113,6 +113,8 @@ class _Opening:
 
     def __init__(self, location: Any, name: str, mode: str, cache_bytes: int) -> None:
         check_mode(mode)
+        if type(cache_bytes) is not int or cache_bytes < 0:
+            raise ValueError(f"cache_bytes is a number of bytes, 0 or more; got {cache_bytes!r:.100}")
         self.path, self.name, self.mode, self.cache = refuse_url(location, "open"), name, mode, cache_bytes
         if mode == "r+" and (name == "parquet" or is_directory(self.path)):
             kind = "a Parquet file" if name == "parquet" else "a directory of tables"

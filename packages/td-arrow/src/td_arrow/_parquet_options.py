@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
+#: Names of codecs.
+CODECS = ("auto", "none", "snappy", "gzip", "brotli", "lz4", "zstd")
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 #: What the format sets itself.

@@ -8,7 +8,7 @@ import io
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,11 @@ from td_core.errors import FormatError
 from td_core.spi import as_dtype, parse_json
 
 from ._arrow_types import ARROW
-from ._from_arrow import from_arrow
+from ._from_arrow import read_in_memory
 from ._read_columns import is_list, join_chunks
 from ._table_header import read_facts
 from ._table_locations import open_input, show_place
-from ._text_schemas import add_default, build_column, find_item, find_stand_in, load_schema
+from ._text_schemas import build_column, find_item, find_stand_in, load_schema
 from ._write_csv import CELL, QUOTING, choose_delimiter, split_cells
 
 _LEADING_ZERO = r"^\s*[+-]?0(\d+|[xX].*)\s*$"
@@ -50,9 +50,9 @@ class CsvText:
             "quote_char": '"' if quotes else False,
             "newlines_in_values": quotes,
         }
-        lines = io.TextIOWrapper(io.BytesIO(self.content), "utf-8", newline="")
+        sizes: list[int] = []
         reader = csv.reader(
-            itertools.islice(lines, skip, None),
+            itertools.islice(self._list_lines(sizes), skip, None),
             delimiter=delimiter,
             quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
         )
@@ -66,13 +66,18 @@ class CsvText:
             raise FormatError(f"{where}: the file is empty: it has no line with the names of columns")
         self.names = first if header else [str(i) for i in range(len(first))]
         self._skipped = skip + (reader.line_num if header else 0)
-        parts = self.content.split(b"\n", self._skipped)
-        self._rows = parts[-1] if len(parts) > self._skipped else b""
+        self._rows = self.content[sum(sizes[: self._skipped]) :]
         if b'"' not in self._rows:
             self._parse["newlines_in_values"] = False  # Arrow is faster
         repeated = [name for name, count in Counter(self.names).items() if count > 1]
         if repeated:
             raise FormatError(f"{where}: two columns are called {repeated[0]!r}: rename one")
+
+    def _list_lines(self, sizes: list[int]) -> Iterator[str]:
+        """Yield the lines, whose ends are those of any system, and add their bytes to ``sizes``."""
+        for line in io.TextIOWrapper(io.BytesIO(self.content), "utf-8", newline=""):
+            sizes.append(len(line.encode()))
+            yield line
 
     def _encoding_error(self, error: Exception) -> FormatError:
         try:
@@ -207,18 +212,16 @@ def read_csv(
         table = _join_cells(_infer(text, chosen, types, missing), where)
     if nrows is not None:
         table = table.slice(0, nrows)
-    try:
-        result = from_arrow(
-            table,
-            nulls=add_default(nulls),
-            mask_key=mask_key,
-            keys=keys,
-            separator=separator,
-            lists=lists,
-            device=device,
-        )
-    except FormatError as error:
-        raise FormatError(str(error).replace("the table", where, 1)) from error
+    result = read_in_memory(
+        table,
+        where,
+        nulls=nulls,
+        mask_key=mask_key,
+        keys=keys,
+        separator=separator,
+        lists=lists,
+        device=device,
+    )
     for name, dtype in types.items():
         if dtype[1] is not None and (key := _as_key(name, separator)) in result.keys(True):
             result.set(key, result.get(key).to(dtype[1]))
@@ -258,6 +261,8 @@ def _find_types(
             result[name] = pa.string(), None
             continue
         dtype = as_dtype(wanted)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtypes has dtypes, and str for text; got {wanted!r:.100} for {name!r}")
         if dtype.is_complex:
             raise TypeError(f"dtypes: a field of csv is no complex number; got {dtype} for {name!r}")
         # Arrow parses no text as float16.

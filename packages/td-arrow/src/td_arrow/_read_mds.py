@@ -16,7 +16,7 @@ from td_core.errors import FormatError, StructureError
 from td_core.spi import parse_json
 from td_core.typing import DeviceType
 
-from ._from_arrow import from_arrow
+from ._from_arrow import read_in_memory
 from ._mds_encodings import decode_cells, find_size, is_known
 from ._mds_shards import read_offsets, unpack_shard
 from ._read_columns import is_list
@@ -252,7 +252,7 @@ def _build_from_header(
 ) -> Any:
     """Return the collection of columns that td has written."""
     if not cells and not rows:
-        return from_arrow(schema.empty_table(), nulls="auto", keys=keys)
+        return read_in_memory(schema.empty_table(), where, keys=keys)
     items = [item for item in schema if item.name in cells]
     arrays = []
     for item in items:
@@ -262,7 +262,7 @@ def _build_from_header(
             raise FormatError(f"{where}: column {item.name!r} is not what the td header says") from error
     others = {name: cells[name][1] for name in cells if name not in schema.names}
     table = pa.Table.from_arrays(arrays, schema=pa.schema(items, schema.metadata))
-    result = from_arrow(table, nulls="auto", keys=keys)
+    result = read_in_memory(table, where, keys=keys)
     for name, each in others.items() if keys is None else ():
         result.set(name, _make_entry(each, rows))
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,11 +17,11 @@ from td_core.typing import Progress
 from td_store.files import Checksum, NewDirectory, NewFile
 
 from ._from_arrow import get_columns
-from ._parquet_options import WRITER, check_options, declare_options
+from ._parquet_options import CODECS, WRITER, check_options, declare_options
 from ._read_columns import join_chunks
 from ._table_columns import is_level, list_fields
 from ._table_files import open_tables
-from ._table_header import KEY, dump_header, hash_column
+from ._table_header import KEY, dump_header, hash_column, read_facts
 from ._table_locations import is_directory, is_object, is_url, list_parts, open_output, show_place
 from ._write_columns import to_arrow
 
@@ -138,8 +139,6 @@ def save_arrow(
     """
     if checksums and max_rows_per_file is not None:
         raise ValueError("checksums are of one file: leave out max_rows_per_file")
-    if compression not in (None, "lz4", "zstd"):
-        raise ValueError(f'compression is None, "lz4" or "zstd"; got {compression!r:.100}')
     if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
         raise ValueError(f"batch_rows is a positive int; got {batch_rows!r:.100}")
     return _save(
@@ -161,6 +160,12 @@ def save_arrow(
 def make_parquet_writer(compression: Any, checksums: bool, options: Mapping[str, Any]) -> OpenWriter:
     """Return a function that opens a writer of pyarrow for a sink and a schema; raise TypeError for an unknown option."""
     check_options(options, WRITER, "save")
+    names = [*compression.values()] if isinstance(compression, Mapping) else [compression]
+    for name in names:
+        if name is not None and not (isinstance(name, str) and name.lower() in CODECS):
+            raise ValueError(
+                f"compression is one of {', '.join(map(repr, CODECS))}, None, or a mapping of columns to these; got {name!r:.100}"
+            )
 
     def open_writer(sink: Any, schema: Any) -> Any:
         codecs: dict[str, Any] = {"compression": compression}
@@ -172,7 +177,9 @@ def make_parquet_writer(compression: Any, checksums: bool, options: Mapping[str,
 
 
 def make_arrow_writer(compression: str | None) -> OpenWriter:
-    """Return a function that opens a writer of pyarrow for a sink and a schema."""
+    """Return a function that opens a writer of pyarrow for a sink and a schema; raise ValueError for an unknown codec."""
+    if compression not in (None, "lz4", "zstd"):
+        raise ValueError(f'compression is None, "lz4" or "zstd"; got {compression!r:.100}')
 
     def open_writer(sink: Any, schema: Any) -> Any:
         return pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression))
@@ -318,14 +325,22 @@ def fit_schema(table: Any, schema: Any) -> Any:
         if item.name not in table.schema.names:
             raise StructureError(f"the rows lack the column {item.name!r} of the table")
         own = table.schema.field(item.name)
+        if own.type == pa.null() and item.nullable and read_facts(item).get("kind") == "values":
+            continue  # all of them are None
         if own.type != item.type or own.metadata != item.metadata:
             raise StructureError(
-                f"the column {item.name!r} of the rows has the type {own.type}, and that of the table {item.type}"
+                f"the column {item.name!r} of the rows has the type {_show_type(own)}, and that of the table {_show_type(item)}"
             )
     more = [name for name in table.schema.names if name not in schema.names]
     if more:
         raise StructureError(f"the table lacks the columns {', '.join(map(repr, more))} of the rows")
     return table.select(schema.names).cast(schema)
+
+
+def _show_type(item: Any) -> str:
+    """Return the type of a field, and what the field says about it."""
+    facts = read_facts(item)
+    return f"{item.type} {json.dumps(facts)}" if facts else str(item.type)
 
 
 @declare_options(WRITER)

@@ -50,7 +50,11 @@ def from_parquet(
     torch.Size([3, 2])
     """
     if columns is not None:
-        options["keys"] = columns
+        names = [columns] if isinstance(columns, (str, tuple)) else columns
+        # A name of a column, too, as other programs know it.
+        options["keys"] = [
+            tuple(name.split(separator)) if separator and isinstance(name, str) else name for name in names
+        ]
     loaded = load(path, format="parquet", separator=separator, device=device, **options)
     return set_sizes(loaded, auto_batch_size, batch_dims, batch_size, dtype)
 
@@ -173,6 +177,8 @@ def set_sizes(
         raise ValueError("pass batch_size, or auto_batch_size with batch_dims, not both")
     if dtype is not None:
         kind = as_dtype(dtype)
+        if not isinstance(kind, torch.dtype):
+            raise TypeError(f"dtype is a dtype of torch; got {dtype!r:.100}")
         loaded = loaded.apply(lambda leaf: leaf if leaf.is_complex() else leaf.to(kind))
     if batch_size is not None:
         loaded.batch_size = torch.Size(batch_size)

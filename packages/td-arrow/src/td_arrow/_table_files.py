@@ -75,22 +75,12 @@ class ParquetTable:
             yield from get_columns(table, part)
 
     def _split(self, paths: Iterable[Path], groups: Sequence[int]) -> Iterator[list[Path]]:
-        part: list[Path] = []
-        size = 0
-        for path in paths:
-            nbytes = sum(self.column_size(leaf, groups) for leaf in self._leaves[path])
-            if part and size + nbytes > _TOGETHER:
-                yield part
-                part, size = [], 0
-            part.append(path)
-            size += nbytes
-        if part:
-            yield part
-
-    def column_size(self, leaf: int, groups: Iterable[int]) -> int:
-        """Return the size of a leaf column before compression."""
-        metadata = self.file.metadata
-        return sum(metadata.row_group(group).column(leaf).total_uncompressed_size for group in groups)
+        """Yield columns that are about ``_TOGETHER`` bytes, if all are of one size: pyarrow ends the process at damaged sizes."""
+        metadata, todo = self.file.metadata, list(paths)
+        size = sum(max(metadata.row_group(group).total_byte_size, 0) for group in groups)
+        step = max(1, metadata.num_columns * _TOGETHER // max(size, 1))
+        for start in range(0, len(todo), step):
+            yield todo[start : start + step]
 
     def list_chunks(self, path: Path) -> list[Any]:
         """Return the metadata of the parts of a column."""
@@ -318,6 +308,10 @@ def open_tables(
     """
     if storage_options is not None and not is_url(location):
         raise ValueError(f"storage_options are for URLs; {show_place(location)} is none")
+    if type(num_threads) is not int or num_threads < 0:
+        raise ValueError(f"num_threads is 0 or more; got {num_threads!r:.100}")
+    if strict not in (None, True, False):
+        raise TypeError(f"strict is None, True or False; got {strict!r:.100}")
     with contextlib.ExitStack() as stack:
 
         def open_one(place: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -19,6 +20,15 @@ _OWN = ("s3", "gs", "gcs", "hdfs", "abfs", "abfss")
 _KEY_VALUE = re.compile(r"([^=/]+)=([^/]*)\Z")
 #: Device, inode, time of birth, size and time of the last write of a file.
 Stamp = tuple[int | None, ...]
+
+
+def choose_format(location: Any, name: str | None) -> str:
+    """Return the format that is named, else that of the suffix; raise ValueError for another one."""
+    if name is None:
+        return "arrow" if str(location).lower().endswith((".arrow", ".feather", ".ipc")) else "parquet"
+    if name not in ("parquet", "arrow"):
+        raise ValueError(f"format is one of 'parquet', 'arrow'; got {name!r:.100}")
+    return name
 
 
 def is_object(location: object) -> bool:
@@ -129,7 +139,7 @@ def list_parts(folder: str) -> list[tuple[str, dict[str, str]]]:
         names = sorted((name for name in os.listdir(place) if name[0] not in "._"), reverse=True)
         for name in names:
             match = _KEY_VALUE.fullmatch(name)
-            below = {**parts, match[1]: match[2]} if match else parts
+            below = {**parts, unquote(match[1]): unquote(match[2])} if match else parts
             path = os.path.join(place, name)
             todo.append((path, below if os.path.isdir(path) else parts))
     if not result:

@@ -27,7 +27,7 @@ class Tensors:
     """The form of cells with dims for each key path, as ``tensors=`` says."""
 
     def __init__(self, tensors: str | Mapping[NestedKey | None, str]) -> None:
-        items = {None: tensors} if isinstance(tensors, str) else tensors
+        items = tensors if isinstance(tensors, Mapping) else {None: tensors}
         self._choices: dict[Path | None, str] = {None: "list"}
         for key, choice in items.items():
             if choice not in CHOICES:

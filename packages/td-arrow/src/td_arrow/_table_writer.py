@@ -15,8 +15,8 @@ from td_core.errors import UnsupportedOperationError
 from ._batches import find_format
 from ._save_tables import fit_schema, make_arrow_writer, make_parquet_writer, write_table
 from ._table_files import open_tables
-from ._table_locations import open_output, show_place
-from ._write_columns import to_arrow
+from ._table_locations import choose_format, open_output, show_place
+from ._write_columns import check_columns, to_arrow
 
 #: Rows are written when they have this many bytes.
 _GROUP_BYTES = 1 << 26
@@ -27,7 +27,7 @@ class TableWriter:
 
     Args:
         location: a path, a URL, or a binary file object.
-        format: ``"parquet"`` or ``"arrow"``.
+        format: ``"parquet"`` or ``"arrow"``; by default that of the suffix, else ``"parquet"``.
         like: a collection with the columns; by default the first one that is written.
         row_group_size: rows of a row group or record batch; by default those of 64 MB.
         separator: joins the keys of nested entries to names of columns.
@@ -48,7 +48,7 @@ class TableWriter:
         self,
         location: Any,
         *,
-        format: str = "parquet",
+        format: str | None = None,
         like: Any = None,
         row_group_size: int | None = None,
         separator: str | None = None,
@@ -58,8 +58,7 @@ class TableWriter:
         durable: bool = False,
         **options: Any,
     ) -> None:
-        if format not in ("parquet", "arrow"):
-            raise ValueError(f"format is 'parquet' or 'arrow'; got {format!r:.100}")
+        format = choose_format(location, format)
         if row_group_size is not None and (type(row_group_size) is not int or row_group_size < 1):
             raise ValueError(f"row_group_size is a positive int; got {row_group_size!r:.100}")
         if format == "parquet":
@@ -69,6 +68,7 @@ class TableWriter:
         else:
             self._open_writer = make_arrow_writer(None if compression == "auto" else compression)
         choice = tensors or ("auto" if format == "parquet" else "list")
+        check_columns(separator, choice)
         self._columns: dict[str, Any] = {"separator": separator, "tensors": choice}
         self._location, self._rows, self._durable = location, row_group_size, durable
         self._schema = None if like is None else to_arrow(like, **self._columns).schema

@@ -6,7 +6,7 @@ import base64
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -80,11 +80,6 @@ def load_schema(location: Any, schema: bool | None) -> Any:
             f"there is no schema of {path} at {path}{ENDING}, or the file has changed: pass schema=False"
         )
     return found
-
-
-def add_default(nulls: Any) -> Any:
-    """Return a policy for nulls with ``"auto"`` for the keys that it does not name."""
-    return {None: "auto", **nulls} if isinstance(nulls, Mapping) else nulls
 
 
 def find_item(item: Any) -> Any:

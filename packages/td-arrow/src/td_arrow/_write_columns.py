@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from td_core import KeyPathError, NestedKey, TensorCollection, kinds
+from td_core import KeyPathError, NestedKey, TensorCollection, is_tensor_collection, kinds
 from td_core.errors import CodecError, UnsupportedOperationError
 from td_core.spi import Encoded, encode, show_path, split_value
 from td_store.arrays import find_stacks
@@ -65,21 +65,29 @@ def plan_table(
     """Plan a table; see :func:`to_arrow`."""
     if row_dims not in (1, 2) or isinstance(row_dims, bool):
         raise ValueError(f"row_dims is 1 or 2; got {row_dims!r:.100}")
-    if separator is not None and not (isinstance(separator, str) and separator):
-        raise ValueError(f"separator is a string that is not empty, or None; got {separator!r:.100}")
+    if not is_tensor_collection(td):
+        raise TypeError(f"to_arrow() takes a collection, such as a TensorDict; got {type(td).__qualname__}")
+    choices = check_columns(separator, tensors)
     masks: dict[Path, Tensor] = {}
     if mask_key is not None and mask_key in td.keys(True):
         found = td.get(mask_key)
         masks = {_as_path(key): mask for key, mask in found.items(True, True)}
         td = td.exclude(mask_key)
     encoded = encode(td.clone() if copy else td, in_memory=True)
-    plan = _Writer(encoded, separator, row_dims, Tensors(tensors), masks)
+    plan = _Writer(encoded, separator, row_dims, choices, masks)
     plan.walk()
     if masks := plan.masks:
         raise KeyPathError(
             f"the mask of {', '.join(map(show_path, masks))} is of no entry that can have nulls"
         )
     return plan
+
+
+def check_columns(separator: str | None, tensors: str | Mapping[NestedKey | None, str]) -> Tensors:
+    """Return the forms of cells; raise ValueError for an unknown one, or a separator that is none."""
+    if separator is not None and not (isinstance(separator, str) and separator):
+        raise ValueError(f"separator is a string that is not empty, or None; got {separator!r:.100}")
+    return Tensors(tensors)
 
 
 def _as_path(key: NestedKey) -> Path:
