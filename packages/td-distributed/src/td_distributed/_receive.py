@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core import TensorCollection
 from td_core.errors import FormatError, StructureError
 from td_core.spi import Encoded, as_bytes, decode, encode, show_path
 
@@ -31,7 +32,7 @@ class ReceiveTarget:
         last: the last message that was written into it.
     """
 
-    def __init__(self, collection: Any) -> None:
+    def __init__(self, collection: TensorCollection) -> None:
         self.collection = collection
         self.state = get_backend(collection)
         self.cache = None if self.state is None else self.state.encode_cached(collection)
@@ -124,7 +125,7 @@ def _have_same_spans(left: _storage.Leaf, right: _storage.Leaf) -> bool:
     return [span[:3] for span in left.spans] == [span[:3] for span in right.spans]
 
 
-def deliver_files(collection: Any, saved: Any) -> None:
+def deliver_files(collection: TensorCollection, saved: Any) -> None:
     """Copy a collection loaded from files into one of the same structure; errors as in :meth:`ReceiveTarget.deliver`."""
     encoded, right = encode(collection), encode(saved)
     message = Message(b"", _storage.plan(right), right.nodes, [], True)
@@ -134,7 +135,7 @@ def deliver_files(collection: Any, saved: Any) -> None:
     _write(collection, right)
 
 
-def _write(collection: Any, received: Encoded) -> None:
+def _write(collection: TensorCollection, received: Encoded) -> None:
     """Write all values and leaves of a message into a collection, or raise before the first write."""
     with _consolidated_file.convert_damage("a message"):
         source = decode(received)

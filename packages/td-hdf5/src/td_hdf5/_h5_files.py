@@ -247,7 +247,7 @@ class StoreFile:
     def __init__(self, path: str, identity: FileIdentity) -> None:
         self.path, self.identity, self.structure = path, identity, 0
         self._lock = threading.RLock()
-        self._file: Any = None
+        self._file: h5py.File | None = None
         self._fd = self._map_fd = -1
         self._is_writable = self._is_marked = self._is_lent = self._is_used = False
         self._change = _NOTHING

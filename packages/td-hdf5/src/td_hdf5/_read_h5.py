@@ -87,7 +87,7 @@ class Save:
     """
 
     path: str
-    file: Any
+    file: h5py.File
     table: Encoded
     arrays: dict[str, Array]
     hashes: Any

@@ -28,6 +28,8 @@ from ._zarr_objects import Objects, gather, name_object, run
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
 
 try:
     import tensorstore
@@ -176,7 +178,9 @@ def wait_for_all(work: Sequence[Any]) -> list[Any]:
 class _CheckedStore(zarr.storage.WrapperStore[Any]):  # type: ignore[misc]
     """A store whose errors are OSErrors: a network that fails does not look like a damaged chunk."""
 
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
         with name_object(key):
             return await self._store.get(key, prototype, byte_range)
 
@@ -184,7 +188,9 @@ class _CheckedStore(zarr.storage.WrapperStore[Any]):  # type: ignore[misc]
 class _StrictStore(_CheckedStore):
     """A store in which every chunk of an array must exist, where zarr would fill a missing or empty one with zeros."""
 
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
         found = await super().get(key, prototype, byte_range)
         if found is None:
             raise FormatError(f"the chunk {key!r} is missing")

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr.abc.store
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
@@ -16,6 +16,10 @@ from td_core.typing import ObjectLocation, ObjectStore, Range
 
 from ._group_locks import GroupLock, lock_store
 from ._zarr_objects import StoreObjects, gather
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
 
 
 @set_module("td_zarr.zarr_pickles")
@@ -76,7 +80,9 @@ class ObjectZarrStore(zarr.abc.store.Store):  # type: ignore[misc]
     def __str__(self) -> str:
         return self.objects.where
 
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
         """Return an object, or a part of it; None if it is missing."""
         start, stop = 0, None
         if isinstance(byte_range, RangeByteRequest):
@@ -91,7 +97,9 @@ class ObjectZarrStore(zarr.abc.store.Store):  # type: ignore[misc]
             return None
         return prototype.buffer.from_bytes(bytes(content))
 
-    async def get_partial_values(self, prototype: Any, key_ranges: Iterable[Any]) -> list[Any]:
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
         """Return parts of several objects."""
         return await gather(self.get(key, prototype, part) for key, part in key_ranges)
 

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import zarr
 import zarr.abc.store
@@ -29,6 +29,10 @@ from td_core.errors import FormatError, MissingPluginError, TensorDictError
 from td_core.spi import open_regular, set_module
 
 from ._group_locks import GroupLock, lock_store
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
 
 ResultT = TypeVar("ResultT")
 
@@ -323,7 +327,9 @@ def open_url(url: str, storage_options: dict[str, Any] | None) -> zarr.abc.store
 class _ReadZip(zarr.storage.ZipStore):  # type: ignore[misc]
     """A zip file that is read; a damaged member raises FormatError."""
 
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
         try:
             return await super().get(key, prototype, byte_range)
         except _BAD_MEMBER as error:
