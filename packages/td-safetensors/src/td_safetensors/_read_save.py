@@ -78,7 +78,7 @@ def _load(
     path: str | os.PathLike[str],
     into: Any,
     device: Any = None,
-    keys: Any = None,
+    keys: Iterable[NestedKey] | None = None,
     rows: Any = None,
     strategy: str = "auto",
     strict: bool = True,

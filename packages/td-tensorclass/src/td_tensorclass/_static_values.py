@@ -34,7 +34,7 @@ def get_static(holder: Any) -> object:
     return holder[1] if type(holder) is tuple else holder.value
 
 
-def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., object]) -> None:
+def register_static(cls: type, names: Sequence[str], made_of: Callable[..., object]) -> None:
     """Register a class as a pytree node without children; ``made_of`` rebuilds a node from its attributes ``names``."""
 
     def flatten(node: object) -> tuple[list[Any], tuple[object, ...]]:
@@ -60,7 +60,7 @@ def _fit_names(names: Any, batch_size: Any) -> object:
     return names if names is not None and len(names) == len(batch_size) else None
 
 
-def register_data(cls: Any) -> None:
+def register_data(cls: type) -> None:
     """Register a subclass of NonTensorDataBase as a pytree node."""
 
     def made_of(

@@ -329,7 +329,7 @@ def open_collection(
 def open_with_content(
     location: Any,
     mode: str,
-    keys: Any,
+    keys: Iterable[NestedKey] | None,
     strict: bool,
     allow_pickle: bool,
     storage_options: dict[str, Any] | None,

@@ -295,7 +295,7 @@ def _complex(cls: Any, part: type, accepts: type) -> LeafSerializer:
     return LeafSerializer("numpy." + cls.__name__, cls, dump, load)
 
 
-def _time64(cls: Any) -> LeafSerializer:
+def _time64(cls: type) -> LeafSerializer:
     def dump(value: Any) -> list[object]:
         return [*np.datetime_data(value.dtype), int(value.view("i8"))]
 

@@ -34,7 +34,7 @@ def pad_sequence(
     list_of_tensordicts: Sequence[ItemT],
     pad_dim: int = 0,
     padding_value: float | Mapping[NestedKey, float] = 0.0,
-    out: Any = None,
+    out: Core | None = None,
     return_mask: bool | NestedKey = False,
     padding_side: str = "right",
 ) -> ItemT:

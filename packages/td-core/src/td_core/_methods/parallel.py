@@ -22,7 +22,7 @@ class ParallelMixin(Core):
         dim: int = 0,
         num_workers: int | None = None,
         *,
-        out: Any = None,
+        out: Core | None = None,
         chunksize: int | None = None,
         num_chunks: int | None = None,
         pool: object = None,

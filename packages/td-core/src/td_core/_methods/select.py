@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -106,7 +106,7 @@ class SelectMixin(Core):
         condition: Tensor,
         other: Tensor | Core | float,
         *,
-        out: Any = None,
+        out: Tensor | Core | None = None,
         pad: float | bool | None = None,
         update_batch_size: bool = False,
     ) -> Self:

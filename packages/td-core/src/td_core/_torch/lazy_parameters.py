@@ -42,7 +42,9 @@ class _Stack:
     #: The dim of the modules.
     shape: Any = property(lambda self: self.size()[:1])
 
-    def materialize(self, shape: Any, device: DeviceType | None = None, dtype: Any = None) -> None:
+    def materialize(
+        self, shape: Sequence[int], device: DeviceType | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         """Give each member a shape, and become a stack of tensors with this shape."""
         del WITHOUT_SHAPE[id(self)]
         base: Any = super()
@@ -97,7 +99,9 @@ class _Member:
     source: Any
     level: int
 
-    def materialize(self, shape: Any, device: DeviceType | None = None, dtype: Any = None) -> None:
+    def materialize(
+        self, shape: Sequence[int], device: DeviceType | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         """Give all members of the stack a shape."""
         with exit_transforms([]):
             self.source.materialize(shape, device, dtype)
