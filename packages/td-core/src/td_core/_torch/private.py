@@ -384,19 +384,19 @@ def guard_forms(tensors: Iterable[Tensor]) -> Callable[..., bool]:
     return check
 
 
-def _read_two_states(read: Callable[[dict[str, int]], int]) -> None:
-    held = {"a": 1}
+def _read_two_states(read: Callable[[Mapping[str, object]], object]) -> None:
+    held: dict[str, object] = {"a": 1}
     states = [read(held), read(held)]
     held["a"] = 2
     if states != [states[0]] * 2 or read(held) == states[0] or read({"a": 1}) == read({"a": 1}):
         raise RuntimeError("it does not return one number for each state of a dict")
 
 
-def _list_identities(held: dict[str, Any]) -> object:
+def _list_identities(held: Mapping[str, object]) -> object:
     return [*held], [*map(id, held.values())]
 
 
-def find_state_reader() -> Callable[[dict[str, Any]], object]:
+def find_state_reader() -> Callable[[Mapping[str, object]], object]:
     """Find a function that returns another value after each change of a dict, as long as its old values are alive.
 
     >>> read, held = find_state_reader(), {"a": 1}
@@ -405,7 +405,7 @@ def find_state_reader() -> Callable[[dict[str, Any]], object]:
     >>> before == before, before == read(held)
     (True, False)
     """
-    read: Callable[[dict[str, Any]], object] | None = _find_tested(
+    read: Callable[[Mapping[str, object]], object] | None = _find_tested(
         "_C._dynamo.guards.dict_version", _read_two_states
     )
     return read or _list_identities

@@ -113,7 +113,7 @@ class Packed:
             return False
         read = self._read_state
         for node, state in self._levels:
-            if read((root if node is None else node._inner())._children()) != state:  # type: ignore[arg-type]
+            if read((root if node is None else node._inner())._children()) != state:
                 return False
         return [*map(_DATA_PTR, leaves)] == self._addresses and self._has_same_forms(*leaves)
 
@@ -129,7 +129,7 @@ class Packed:
         self._read_state = find_state_reader()
         # The mark belongs to the root, so a reference to it would be a cycle.
         self._levels = [
-            (None if node is root else node, self._read_state(node._inner()._children()))  # type: ignore[arg-type]
+            (None if node is root else node, self._read_state(node._inner()._children()))
             for node, _, _ in levels
         ]
         self.places = places
