@@ -17,7 +17,7 @@ from td_core.errors import FormatError
 from td_core.spi import Encoded, parse_json, select_keys
 
 from ._nulls import Path, show_column
-from ._table_header import read_facts, read_header
+from ._table_header import read_header
 from ._table_plan import EMPTY
 
 Row = dict[str, Any]
@@ -237,8 +237,3 @@ def _add_child(table: Encoded, above: int, key: str, row: Row) -> int:
     table.nodes.append(row)
     table.nodes[above]["entries"].append([key, len(table.nodes) - 1])
     return len(table.nodes) - 1
-
-
-def has_facts(item: Any, name: str) -> bool:
-    """Return True if a field says a fact of a name."""
-    return bool(read_facts(item).get(name))
