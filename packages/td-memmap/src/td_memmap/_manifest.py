@@ -129,10 +129,7 @@ class _ManifestCheck:
         if not name.endswith(".memmap"):
             return self._compare_text(name, path, row[0], result.st_mtime_ns > since)
         wanted = self.hashes.get(name)
-        detail = f"{result.st_size} bytes, {row[0]} were saved" if result.st_size != row[0] else ""
-        if not detail and wanted is not None:
-            digest = Checksum(self.algorithm, read_file_chunks(self.tree, path)).hexdigest()
-            detail = f"its hash is {digest}, {wanted} was saved" if digest != wanted else ""
+        detail = self._find_difference(path, row[0], result.st_size, wanted)
         if not detail:
             return None
         # Values by rows have checksums of their own, which the check of all metadata compares, and never become fewer bytes.
@@ -141,6 +138,15 @@ class _ManifestCheck:
             return Problem(name, "damaged", detail)
         # A copy has new times, so a time does not tell elements that were written in place from damaged ones.
         return Problem(name, "modified" if wanted is None or in_rows else "changed", detail)
+
+    def _find_difference(self, path: Parts, saved: int, size: int, wanted: object) -> str:
+        """Say how a file of elements differs from its size and hash in the manifest; empty if it does not."""
+        if size != saved:
+            return f"{size} bytes, {saved} were saved"
+        if wanted is None:
+            return ""
+        digest = Checksum(self.algorithm, read_file_chunks(self.tree, path)).hexdigest()
+        return f"its hash is {digest}, {wanted} was saved" if digest != wanted else ""
 
     def _is_replaced(self, path: Parts) -> bool:
         """Return True for a file that writing a value in place removed, since its metadata no longer needs it."""
