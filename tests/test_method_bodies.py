@@ -16,7 +16,7 @@ LONGER: dict[str, str] = {
     "entries.set": "hot: a call would take 32 of 511 ns",
     "entries._set_path": "hot: a call would take 39 of 1560 ns for a collection with a device",
     "structure.rename_key_": "hot: a call would take 27 of 285 ns",
-    "torch_function.__torch_function__": "hot: every torch function of a collection goes through it",
+    "collection.__torch_function__": "hot: every torch function of a collection goes through it",
     "update.update": "hot: a call with its ten arguments would take 70 of 1230 ns",
     "update._assign": "hot: ``td[i] = x`` of every kind; what is not whole is the work of IndexedWrite",
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from td_core import TensorCollection, save
+from td_core.errors import FormatError
 from td_core.spi import Coercer, LazyFunction, Serializer, as_named, check_regular, hookimpl, make_classmethod
 from td_core.typing import DeviceType, NestedKey
 
@@ -52,7 +54,13 @@ def _read_head(file: Any, size: int) -> bytes:
 
 
 def _read_first(folder: Path, size: int) -> bytes:
-    """Return the first bytes of the first file of a directory of tables, also below folders such as ``a=1``."""
+    """Return the first bytes of the first file of a directory, also below folders such as ``a=1``; none if it is no file."""
+    with suppress(OSError, FormatError):
+        return _read_first_file(folder, size)
+    return b""
+
+
+def _read_first_file(folder: Path, size: int) -> bytes:
     while True:
         with os.scandir(folder) as entries:
             names = sorted((entry.name, entry.is_dir()) for entry in entries if entry.name[0] not in "._")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._tree.batch_sizes import infer_batch_sizes
 from .._tree.components import get_parts
-from .._tree.defaults import get_parent, missing_key_error, show_path, unwrap_entry
+from .._tree.defaults import get_parent, has_lazy_stack, missing_key_error, show_path, unwrap_entry
 from .._tree.devices import set_device_labels
 from .._tree.dim_names import check_names
 from .._tree.key_trees import filter_entries
@@ -80,6 +80,14 @@ def has_shared_leaves(node: Core) -> bool:
         return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
     except NotImplementedError:
         return False  # torch cannot check a sparse leaf, which has no storage
+
+
+def is_contiguous(node: Core) -> bool:
+    """Return True if every leaf is contiguous, and no level is a lazy stack."""
+    leaves: list[Tensor] = []
+    levels = node._flatten_leaves(leaves)
+    only_dense = type(levels) is dict or type(levels) is list
+    return (only_dense or not has_lazy_stack(node)) and all(map(Tensor.is_contiguous, leaves))
 
 
 def count_bytes(node: Core, count_duplicates: bool) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from .._functions.metadata import (
     change_batch_sizes,
@@ -17,13 +16,14 @@ from .._functions.metadata import (
     get_entry_shape,
     has_shared_leaves,
     infer_device_labels,
+    is_contiguous,
     list_addresses,
     measure_depth,
     refine_left_names,
     replace_names,
 )
 from .._plans.plans import wrap_dim
-from .._tree.defaults import get_tree_children, has_lazy_stack
+from .._tree.defaults import get_tree_children
 from .._tree.dim_names import check_names, store_names
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_no_entry
@@ -209,10 +209,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
         False
         """
-        leaves: list[Tensor] = []
-        levels = self._flatten_leaves(leaves)
-        only_dense = type(levels) is dict or type(levels) is list
-        return (only_dense or not has_lazy_stack(self)) and all(map(Tensor.is_contiguous, leaves))
+        return is_contiguous(self)
 
     @property
     def is_packed(self) -> bool:
