@@ -65,7 +65,7 @@ def double(batch: TensorDict) -> TensorDict:
         {"transform": double},
         {"sampler": BlockSampler(9, shuffle=False)},
     ],
-    ids=str,
+    ids=["plain", "no prefetch", "threads", "transform", "blocks"],
 )
 def test_p1_batches_come_through_buffers_that_are_kept(stream: Copied, options: dict[str, Any]) -> None:
     loader = Loader(make_data(), 10, device="cpu", **options)
