@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -389,20 +389,13 @@ def from_mds(
     return from_mds(path, split=split, device=device, keys=keys, rows=rows, **options)
 
 
-def _from_mds_as(cls: type, path: Any, **options: Any) -> Any:
-    return as_named(cls, from_mds(path, **options), f"what is saved at {path!r}")
+def _make_load_as(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of files with the class of the result as its first argument."""
 
+    def load_as(cls: type, path: Any, **options: Any) -> Any:
+        return as_named(cls, function(path, **options), f"what is saved at {path!r}")
 
-def _from_csv_as(cls: type, path: Any, **options: Any) -> Any:
-    return as_named(cls, from_csv(path, **options), f"what is saved at {path!r}")
-
-
-def _from_json_as(cls: type, path: Any, **options: Any) -> Any:
-    return as_named(cls, from_json(path, **options), f"what is saved at {path!r}")
-
-
-def _from_parquet_as(cls: type, path: Any, **options: Any) -> Any:
-    return as_named(cls, from_parquet(path, **options), f"what is saved at {path!r}")
+    return load_as
 
 
 def to_pandas(
@@ -519,15 +512,15 @@ def td_methods() -> Mapping[str, Any]:
         "to_arrow": to_arrow,
         "from_arrow": make_classmethod(from_arrow, with_class=_from_arrow_as),
         "to_parquet": to_parquet,
-        "from_parquet": make_classmethod(from_parquet, with_class=_from_parquet_as),
+        "from_parquet": make_classmethod(from_parquet, with_class=_make_load_as(from_parquet)),
         "to_pandas": to_pandas,
         "from_pandas": make_classmethod(from_pandas, with_class=_from_pandas_as),
         "to_csv": to_csv,
-        "from_csv": make_classmethod(from_csv, with_class=_from_csv_as),
+        "from_csv": make_classmethod(from_csv, with_class=_make_load_as(from_csv)),
         "to_json": to_json,
-        "from_json": make_classmethod(from_json, with_class=_from_json_as),
+        "from_json": make_classmethod(from_json, with_class=_make_load_as(from_json)),
         "to_mds": to_mds,
-        "from_mds": make_classmethod(from_mds, with_class=_from_mds_as),
+        "from_mds": make_classmethod(from_mds, with_class=_make_load_as(from_mds)),
         "__arrow_c_stream__": _export_stream,
         "__arrow_c_array__": _export_array,
     }
