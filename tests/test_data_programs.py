@@ -125,7 +125,8 @@ torch.set_num_threads(1)
 data = TensorDict.load_memmap({str(tmp_path / "data")!r})
 loader = Loader(data, 32, shuffle=True)
 used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10
-resource.setrlimit(resource.RLIMIT_DATA, (used + (100 << 20), used + (100 << 20)))
+limit = used + (300 << 20)  # the allocator keeps some twelve freed batches of 8 MiB for its threads
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 print(sum(int(batch["row"].sum()) for batch in loader))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
