@@ -95,7 +95,9 @@ def test_index_as_store_has_no_shards_beside_it(shards: MemoryStore) -> None:
         td_core.load(MemoryStore({"": content}))
 
 
-def test_options_reach_server_that_detects_and_pickles_have_none(path: Path, td: TensorDict) -> None:
+def test_options_reach_server_that_detects_and_pickles_have_none(
+    urls: None, path: Path, td: TensorDict
+) -> None:
     fsspec = pytest.importorskip("fsspec")
     save(td, path)
     fsspec.filesystem("memory").pipe_file("/secrets/x.safetensors", path.read_bytes())
@@ -109,7 +111,9 @@ def test_options_reach_server_that_detects_and_pickles_have_none(path: Path, td:
     assert (td_core.reopen(again, storage_options=options).clone() == td).all()
 
 
-def test_error_of_library_is_os_error(path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_library_is_os_error(
+    urls: None, path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fsspec = pytest.importorskip("fsspec")
     save(td, path)
     fsspec.filesystem("memory").pipe_file("/cut/x.safetensors", path.read_bytes())

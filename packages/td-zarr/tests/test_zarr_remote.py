@@ -71,7 +71,7 @@ def test_store_of_zarr_lists_and_reads_parts() -> None:
     assert list(zarr.open_group(store, mode="r").members()) == []
 
 
-def test_pickle_of_opened_group_has_no_secrets() -> None:
+def test_pickle_of_opened_group_has_no_secrets(urls: None) -> None:
     fsspec = pytest.importorskip("fsspec")
     fsspec.filesystem("memory").store.clear()
     td = TensorDict({"a": torch.arange(4), "n": {"b": torch.ones(4).bfloat16()}}, [4])
