@@ -111,9 +111,16 @@ class ObjectFile(io.RawIOBase):
 
 
 def upload(
-    store: ObjectStore, fill: Callable[[BinaryIO], None], report: Callable[[int], None] = lambda size: None
+    store: ObjectStore,
+    fill: Callable[[BinaryIO], object],
+    report: Callable[[int], None] = lambda size: None,
+    *,
+    create: bool = False,
 ) -> ObjectInfo:
     """Write the object at the location of a store: ``fill`` writes an unnamed temporary file, which is uploaded.
+
+    Raises:
+        FileExistsError: ``create`` is True, and there is an object.
 
     >>> from td_store.testing import MemoryStore
     >>> upload(MemoryStore(), lambda file: file.write(b"abc")).size
@@ -128,7 +135,7 @@ def upload(
                 yield piece
                 report(len(piece))
 
-        return store.write("", produce())
+        return store.write("", produce(), create=create)
 
 
 def refuse_objects(location: object, operation: str, instead: str) -> None:
@@ -175,7 +182,14 @@ class NewTree:
     ) -> None:
         self.store, self.root = store, root
         self.written: dict[str, ObjectInfo] = {}
-        if overwrite and store.stat([root]) != [None]:
+        single, old = store.stat(["", root])
+        if single is not None:
+            raise FileExistsError(
+                errno.EEXIST,
+                "there is one object, beside which a tree would not be found: delete it",
+                store.where,
+            )
+        if overwrite and old is not None:
             if marks_old:
                 store.write(root, [marker])
             return
