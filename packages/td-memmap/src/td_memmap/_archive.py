@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -127,7 +127,7 @@ def _write_atomically(
 
 
 @contextlib.contextmanager
-def _pack(file: BinaryIO, method: int, level: int | None = None) -> Iterator[_ArchiveWriter]:
+def _pack(file: IO[bytes], method: int, level: int | None = None) -> Iterator[_ArchiveWriter]:
     """Write an archive to an open file."""
     packing = _ArchiveWriter(file, method, level)
     try:
@@ -141,7 +141,7 @@ def _pack(file: BinaryIO, method: int, level: int | None = None) -> Iterator[_Ar
 class _ArchiveWriter:
     """Writer of a new archive to an open file."""
 
-    def __init__(self, file: BinaryIO, method: int, level: int | None) -> None:
+    def __init__(self, file: IO[bytes], method: int, level: int | None) -> None:
         self._file = file
         self._method = method
         self._level = level
@@ -227,7 +227,7 @@ def _write(plan: Plan, path: str, options: MemmapOptions) -> None:
         _add_files(packing, plan, options)
 
 
-def write_to_file(plan: Plan, options: MemmapOptions, file: BinaryIO) -> None:
+def write_to_file(plan: Plan, options: MemmapOptions, file: IO[bytes]) -> None:
     """Write an archive to an open file."""
     with _pack(file, _method(options.compression)) as packing:
         _add_files(packing, plan, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -142,7 +143,9 @@ def _save_archive(plan: Plan, place: ObjectLocation, options: MemmapOptions) -> 
         report(min(size, left))  # the archive has more bytes than the leaves
         left -= min(size, left)
 
-    upload(place.store, partial(write_to_file, plan, quiet), count, create=not options.existsok)
+    with tempfile.TemporaryFile() as file:
+        write_to_file(plan, quiet, file)
+        upload(place.store, file, count, create=not options.existsok)
 
 
 class _ObjectWriter:

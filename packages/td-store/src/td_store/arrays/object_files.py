@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import Serializer, decode, encode, make_reporter
@@ -112,30 +111,31 @@ class ObjectFile(io.RawIOBase):
 
 def upload(
     store: ObjectStore,
-    fill: Callable[[BinaryIO], object],
+    file: IO[bytes],
     report: Callable[[int], None] = lambda size: None,
     *,
     create: bool = False,
 ) -> ObjectInfo:
-    """Write the object at the location of a store: ``fill`` writes an unnamed temporary file, which is uploaded.
+    """Write the object at the location of a store from a file, which is temporary: a save is complete before it is sent.
 
     Raises:
         FileExistsError: ``create`` is True, and there is an object.
 
+    >>> import tempfile
     >>> from td_store.testing import MemoryStore
-    >>> upload(MemoryStore(), lambda file: file.write(b"abc")).size
+    >>> with tempfile.TemporaryFile() as file:
+    ...     _ = file.write(b"abc")
+    ...     upload(MemoryStore(), file).size
     3
     """
-    with tempfile.TemporaryFile() as file:
-        fill(file)
-        file.seek(0)
+    file.seek(0)
 
-        def produce() -> Iterator[bytes]:
-            while piece := file.read(_PIECE):
-                yield piece
-                report(len(piece))
+    def produce() -> Iterator[bytes]:
+        while piece := file.read(_PIECE):
+            yield piece
+            report(len(piece))
 
-        return store.write("", produce(), create=create)
+    return store.write("", produce(), create=create)
 
 
 def refuse_objects(location: object, operation: str, instead: str) -> None:
