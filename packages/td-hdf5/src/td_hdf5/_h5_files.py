@@ -51,11 +51,11 @@ H5_ERRORS = (
 )
 
 
-#: A path, or an open file or group of h5py, or an object in a store.
-Location: TypeAlias = "str | os.PathLike[str] | h5py.Group | ObjectLocation"
+#: A path, or an open file or group of h5py; a URL or an object store where that is said.
+Location: TypeAlias = "str | os.PathLike[str] | h5py.Group"
 
 
-def find_filename(location: Location | h5py.Dataset) -> str:
+def find_filename(location: Location | h5py.Dataset | ObjectLocation) -> str:
     """Return the path of the file of a location."""
     if isinstance(location, (str, os.PathLike)):
         return os.fspath(location)

@@ -262,7 +262,6 @@ def load(
         lazy = open_collection(objects, mode="c", keys=keys, strict=strict)
         result = read_stored(lazy, rows, progress)
         return result if target is None else result.to(target)
-    path = objects or path
     if rows is not None and not is_meta and has_path(path):
         held = contextlib.nullcontext() if isinstance(path, h5py.Group) else open_path(os.fspath(path))
         with held:  # a save could replace the file before the rows are read
