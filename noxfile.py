@@ -34,6 +34,7 @@ LATER: tuple[str, ...] = (
     "td-safetensors",
     "td-hdf5",
     "td-arrow",
+    "td-remote",
 )  # installed alone with td-core, and with everything
 if sys.version_info >= (3, 11):  # as zarr
     LATER = (*LATER, "td-zarr")
@@ -331,11 +332,20 @@ def stores(session: nox.Session) -> None:
     """Exchange groups with other programs, through every kind of store: xarray, h5netcdf, tensorstore, fsspec."""
     environment = Environment(
         session,
-        (CORE, *SIBLINGS, "td-zarr", "td-hdf5", "td-safetensors"),
+        (CORE, STORE, *SIBLINGS, "td-zarr", "td-hdf5", "td-safetensors", "td-remote"),
         extra=("zarr", "tensorstore", "xarray", "fsspec[http]", "h5py", "h5netcdf"),
     )
     folders = [f"packages/{name}/tests" for name in ("td-zarr", "td-hdf5", "td-safetensors")]
     environment.pytest(*folders, *session.posargs)
+
+
+@nox.session(venv_params=BARE)
+def remote(session: nox.Session) -> None:
+    """Run the tests of td-remote with every engine, against a local server of S3 and a web server, which the tests start."""
+    environment = Environment(session, EVERYTHING, extra=("s3fs", "obstore", "moto[server]", "aiohttp"))
+    environment.pytest(
+        "packages/td-remote/tests", *session.posargs, TD_EXPECT_ENGINES="s3fs,obstore,moto,aiohttp"
+    )
 
 
 @nox.session(venv_params=BARE)

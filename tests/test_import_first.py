@@ -51,6 +51,7 @@ NAMES = {
     "td_zarr": "__version__",
     "td_hdf5": "load",
     "td_arrow": "__version__",
+    "td_remote": "__version__",
     "td": "TensorDict",
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from td_core.spi import Coercer, LazyFunction, Serializer, hookimpl, make_classmethod
+from td_core.typing import ObjectLocation
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,7 @@ class Hdf5Format(Serializer):
     name = "hdf5"
     stores_kinds = True
     suffixes = (".h5", ".hdf5")
+    reads_objects = True
     locations = ("h5py.Group",)
     reads_stored_tensors = True
 
@@ -39,6 +41,8 @@ class Hdf5Format(Serializer):
 
     def detect(self, location: object, head: bytes) -> bool:
         """Return True for a file with the signature of HDF5, which can be after a block of another program; or for a group."""
+        if isinstance(location, ObjectLocation):
+            return any(head.startswith(_SIGNATURE, at) for at in (0, *(512 << i for i in range(7))))
         if not isinstance(location, Path):
             return True
         if head.startswith(_SIGNATURE):

@@ -27,7 +27,7 @@ _NO_SUCH_RANGE = 416
 _CONCURRENT = 16
 
 
-@set_module("td_store.store_pickles")
+@set_module("td_remote.remote_pickles")
 class FsspecStore:
     """The objects below a URL, by a file system of fsspec, which is made anew in each process.
 
