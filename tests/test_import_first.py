@@ -52,6 +52,7 @@ NAMES = {
     "td_hdf5": "load",
     "td_arrow": "__version__",
     "td_remote": "__version__",
+    "td_redis": "__version__",
     "td": "TensorDict",
 }
 

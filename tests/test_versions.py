@@ -52,6 +52,7 @@ OWN = {
     "td-arrow": (PYTHON, "pyarrow"),
     "td-hdf5": (PYTHON, "h5py"),
     "td-remote": (PYTHON, "fsspec"),
+    "td-redis": (PYTHON, "redis"),
     "td-zarr": ("3.11", "zarr"),
 }
 

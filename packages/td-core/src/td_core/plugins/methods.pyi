@@ -461,3 +461,16 @@ class DeclaredMethods:
         **options: Any,
     ) -> Self:
         """Load a data set of mosaicml-streaming; see :func:`td_arrow.from_mds`."""
+    def to_store(
+        self,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        device: DeviceType | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Store the collection on a Redis server, and return it opened."""
