@@ -11,7 +11,7 @@ from ._switches import ModuleSwitch, _is_on
 
 __all__ = ["composite_lp_aggregate", "set_composite_lp_aggregate"]
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 
 
 class _Aggregation(threading.local):

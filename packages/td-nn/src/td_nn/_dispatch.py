@@ -20,7 +20,7 @@ from .module_errors import MissingKeyError
 
 __all__ = ["dispatch"]
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 NO_SIZE = torch.Size()
 
 

@@ -328,7 +328,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
     in_keys = FollowedKeys("in_keys")
     out_keys = FollowedKeys("out_keys")
 
-    def __init__(self, td_module: TensorDictModuleBase[Any]) -> None:
+    def __init__(self, td_module: TensorDictModuleBase) -> None:
         super().__init__()
         self.td_module = td_module
 

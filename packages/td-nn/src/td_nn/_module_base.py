@@ -271,7 +271,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
 
 
 def leave_out_unselected(
-    module: TensorDictModuleBase[Any],
+    module: TensorDictModuleBase,
     args: tuple[object, ...],
     kwargs: dict[str, Any],
     result: TensorCollection,

@@ -69,7 +69,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     _return_composite: bool | None = None
 
     #: Result of :meth:`_make_plan`, computed in the first call.
-    _plan: tuple[list[ProbabilisticTensorDictModule[Any]], bool] | None = None
+    _plan: tuple[list[ProbabilisticTensorDictModule], bool] | None = None
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         count = sum([isinstance(module, ProbabilisticTensorDictModule) for module in members])
         return count > 1 or not is_probabilistic(members[-1])
 
-    def _list_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
+    def _list_distributions(self) -> list[ProbabilisticTensorDictModule]:
         return list(find_distributions(self))[::-1]
 
     @property
@@ -244,7 +244,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             raise
         return tensordict
 
-    def _make_plan(self) -> tuple[list[ProbabilisticTensorDictModule[Any]], bool]:
+    def _make_plan(self) -> tuple[list[ProbabilisticTensorDictModule], bool]:
         """Return the distributions whose interaction type all members use, and whether members write all samples of the last."""
         *early, last = self
         dists = self._list_typed()
@@ -254,7 +254,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         )
         return dists, is_written
 
-    def _list_typed(self) -> list[ProbabilisticTensorDictModule[Any]]:
+    def _list_typed(self) -> list[ProbabilisticTensorDictModule]:
         """List the distributions whose default interaction type applies to all members, if they have the same."""
         dists = self._list_distributions()
         return dists if self.return_composite else dists[:1]
@@ -380,7 +380,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Return a sample or statistic of the last distribution. Subclasses in other packages call this method."""
         return self._require_distributions()[0]._dist_sample(dist, interaction_type, generator=generator)
 
-    def _require_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
+    def _require_distributions(self) -> list[ProbabilisticTensorDictModule]:
         """Return the distributions, the last one first. Raise RuntimeError if there are none."""
         modules = self._list_distributions()
         if not modules:
@@ -390,9 +390,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             )
         return modules
 
-    def _build_last(
-        self, last: ProbabilisticTensorDictModule[Any], tensordict: TensorCollection
-    ) -> Distribution:
+    def _build_last(self, last: ProbabilisticTensorDictModule, tensordict: TensorCollection) -> Distribution:
         """Build the last distribution; add the path of the member to an error."""
         try:
             dist: Distribution = last.get_dist(tensordict)
@@ -406,7 +404,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _run_before_last(
         self,
-        modules: list[ProbabilisticTensorDictModule[Any]],
+        modules: list[ProbabilisticTensorDictModule],
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
         kwargs: dict[str, Any],
@@ -420,7 +418,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _build_composite(
         self,
-        modules: list[ProbabilisticTensorDictModule[Any]],
+        modules: list[ProbabilisticTensorDictModule],
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
         kwargs: dict[str, Any],
@@ -456,7 +454,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _store_written(
         self,
-        last: ProbabilisticTensorDictModule[Any],
+        last: ProbabilisticTensorDictModule,
         result: TensorCollection,
         tensordict_out: TensorCollection | None,
     ) -> None:
@@ -500,7 +498,7 @@ def _run_conditioned(
     return tensordict
 
 
-def _find_shared_type(dists: list[ProbabilisticTensorDictModule[Any]]) -> InteractionType | None:
+def _find_shared_type(dists: list[ProbabilisticTensorDictModule]) -> InteractionType | None:
     """Return the default interaction type of distributions; None if they differ."""
     kind = dists[0].default_interaction_type
     for module in dists[1:]:
@@ -515,7 +513,7 @@ def _set_type(kind: InteractionType | None) -> set_interaction_type:
 
 
 def _list_sizes(
-    module: ProbabilisticTensorDictModule[Any], dist: Distribution, tensordict: TensorCollection
+    module: ProbabilisticTensorDictModule, dist: Distribution, tensordict: TensorCollection
 ) -> list[torch.Size]:
     """Return the batch shape of a distribution, and the batch sizes of the collections that hold its parameters."""
     sizes = [torch.Size(getattr(dist, "batch_shape", ()))]
@@ -530,7 +528,7 @@ def is_probabilistic(module: object) -> bool:
     return isinstance(module, (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential))
 
 
-def find_distributions(members: Iterable[object]) -> Iterator[ProbabilisticTensorDictModule[Any]]:
+def find_distributions(members: Iterable[object]) -> Iterator[ProbabilisticTensorDictModule]:
     """Yield the distributions among members and in nested sequences, in order."""
     for module in members:
         if isinstance(module, ProbabilisticTensorDictModule):

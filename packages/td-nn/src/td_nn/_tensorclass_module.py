@@ -72,7 +72,7 @@ class TensorClassModuleBase(ABC, nn.Module, Generic[InputT, OutputT]):
         return TensorClassModuleWrapper(self)
 
 
-class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
+class TensorClassModuleWrapper(TensorDictModuleBase):
     """A wrapper that calls a module of tensorclasses with collections. Its keys are the fields of the classes.
 
     A call returns a new TensorDict of the output fields. Input fields that the collection lacks are None.

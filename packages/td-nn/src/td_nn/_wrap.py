@@ -16,10 +16,10 @@ from ._module_base import TensorDictModuleBase
 
 __all__ = ["WrapModule", "as_tensordict_module"]
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 
 
-class WrapModule(TensorDictModuleBase[Any]):
+class WrapModule(TensorDictModuleBase):
     """A module that calls a function of a collection.
 
     Args:
