@@ -70,7 +70,7 @@ class DatasetSource:
     def __repr__(self) -> str:
         return f"{self.file.path}, dataset {self.name!r}"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._kept is not None:
             return KeptSource, (self._kept,)
         return DatasetSource, (self.file.path, self.file.identity, self.name, tuple(self.shape), self.dtype)

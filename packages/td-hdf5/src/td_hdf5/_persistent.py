@@ -368,7 +368,7 @@ class PersistentTensorDict(LiveCollection):
         )  # which refuses a block without such an operation
         self.close()
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Reduce to the path of the file and the keys of a nested collection."""
         return rebuild_persistent, (
             self.filename,

@@ -52,7 +52,7 @@ class FsspecStore:
     def __repr__(self) -> str:
         return f"FsspecStore({self.where!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         names = [*self.options, *self.missing]
         if self.where != self.url.partition("?")[0]:
             names.append("user and password of the URL")
@@ -61,7 +61,7 @@ class FsspecStore:
     def __copy__(self) -> FsspecStore:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FsspecStore:
+    def __deepcopy__(self, memo: dict[int, object]) -> FsspecStore:
         return self
 
     def reopen(self, storage_options: Mapping[str, object]) -> None:

@@ -90,7 +90,7 @@ class FileSource(MappedSource):
         if os.stat(self.path).st_ino != self.stamp[0]:
             raise _make_replaced_error(self.path)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return FileSource, (self.path, self.stamp, self.place, self.shape, self.dtype)
 
 

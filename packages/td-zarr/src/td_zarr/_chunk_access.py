@@ -101,7 +101,7 @@ class ChunkSource:
     def __repr__(self) -> str:
         return f"ChunkSource({self.objects.where!r}, {self.info.name!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         if self._kept is not None:
             return self._kept.__reduce_ex__(2)
         return rebuild_source, (self.objects, self.info, self.strict)
@@ -225,7 +225,7 @@ class RawSource(MappedSource):
     def __repr__(self) -> str:
         return f"RawSource({self.objects.where!r}, {self.info.name!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         if self._kept is not None:
             return self._kept.__reduce_ex__(2)
         return RawSource, (self.objects, self.info, self.shared)

@@ -53,7 +53,7 @@ class LocalObjects(Objects):
         self._inside: set[str] = set()
         self._checked: set[str] = set()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return LocalObjects, (self.path, self.stamp, self.version)
 
     def locate(self, key: str) -> str:

@@ -195,7 +195,7 @@ class Reinterpreted:
     def __repr__(self) -> str:
         return repr(self.source)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Reinterpreted, (
             self.source,
             self.place,

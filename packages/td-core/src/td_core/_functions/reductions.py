@@ -38,7 +38,7 @@ from .joining import stack
 from .operands import raise_at_entry, raise_at_leaf, run_each_leaf, transform, write_result
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 Dims = Any  # an int or name, a tuple of these, None or NO_DEFAULT
 KeyTransform = Callable[[NestedKey], NestedKey]
 

@@ -48,7 +48,7 @@ from .wrapper import Wrapper
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+MethodT = TypeVar("MethodT", bound=Callable[..., object])
 
 
 #: Metadata key under which nested value nodes are saved: torch passes only the top-level metadata to a submodule.

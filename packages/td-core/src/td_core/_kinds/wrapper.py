@@ -22,7 +22,7 @@ from .._python.public_names import name_method
 from .._tree.node import Child, Core
 from ..typing import BatchSize, Names
 
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+MethodT = TypeVar("MethodT", bound=Callable[..., object])
 
 
 def _hand_on(method: MethodT) -> MethodT:

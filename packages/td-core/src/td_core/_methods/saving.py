@@ -166,7 +166,7 @@ class PickleMixin(Core):
         """Restore the collection that ``__getstate__`` encoded, or set the attributes of the root."""
         restore_state(self, state)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """Copy the leaves and values; an object that occurs twice is copied once."""
         return copy_deeply(self, memo)
 

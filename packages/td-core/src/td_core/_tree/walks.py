@@ -7,7 +7,7 @@ None for the root. ``get_path`` converts it to a key path, for an error or a res
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from .node import Core
 
 T = TypeVar("T")
-Position = tuple[Any, str] | None
+Position = Union[tuple["Position", str], None]  # noqa: UP007  a string is not an operand of |
 
 
 def expand(start: Iterable[T], below: Callable[[T], Iterable[T]]) -> Iterator[T]:
