@@ -218,7 +218,7 @@ def load(
     *,
     device: DeviceType | None = None,
     keys: Iterable[NestedKey] | NestedKey | None = None,
-    rows: Any = None,
+    rows: object = None,
     strategy: str = "auto",
     strict: bool | None = None,
     num_threads: int = 0,

@@ -196,7 +196,7 @@ def _create_planned(
 
 
 def _write_text_column(
-    parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, Any]
+    parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, object]
 ) -> None:
     """Write a text column; an error has its key path."""
     try:

@@ -81,7 +81,7 @@ def from_h5(
     mode: str = "r",
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    batch_size: Any = None,
+    batch_size: object = None,
     non_tensor_as_stack: bool = False,
 ) -> Any:
     """Open an HDF5 file; see :func:`td_hdf5.from_h5`. A class with declared entries returns an instance of itself.
@@ -103,13 +103,13 @@ def from_h5(
     )
 
 
-def _open_as(cls: type, filename: object, **options: object) -> Any:
+def _open_as(cls: type, filename: object, **options: object) -> object:
     from ._persistent import open_as
 
     return open_as(cls, filename, **options)
 
 
-def _to_entry(item: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
+def _to_entry(item: object, batch_size: torch.Size, device: torch.device | None) -> Any:
     from ._read_h5 import read_object
 
     return read_object(item)

@@ -332,7 +332,7 @@ def _kind(
 
 
 def _read_outer(
-    obj: dict[str, Any], location: Location, strict: bool, named: Callable[[], type | None]
+    obj: dict[str, object], location: Location, strict: bool, named: Callable[[], type | None]
 ) -> Outer | None:
     """Return the node around the one that metadata in the plain form describes, which tensordict does not have."""
     rows = obj.get(OUTER)
@@ -570,7 +570,7 @@ def check_device(value: object, location: Location) -> torch.device:
 
 
 def format_manifest(
-    sizes: dict[Parts, list[Any]],
+    sizes: dict[Parts, list[object]],
     algorithm: str | None,
     hashes: dict[Parts, str],
     texts: dict[Parts, str],

@@ -20,7 +20,7 @@ class _Aggregation(threading.local):
     default: ClassVar[bool] = _is_on("COMPOSITE_LP_AGGREGATE", False)
 
     def __init__(self) -> None:
-        self.entered: list[Any] = []
+        self.entered: list[object] = []
         self.composite_lp_aggregate: bool | None = None
 
 

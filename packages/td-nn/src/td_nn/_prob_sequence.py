@@ -85,7 +85,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         self._return_composite = return_composite
         self._refuse_members(list(self))
 
-    def _refuse_members(self, members: list[Any]) -> None:
+    def _refuse_members(self, members: list[object]) -> None:
         """Raise if there are no members, or if ``return_composite`` is False and the last is not a distribution."""
         if not members:
             raise ValueError(f"a {type(self).__name__} needs at least one member; got none")
@@ -95,7 +95,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 f"ProbabilisticTensorDictModule or a {type(self).__name__}; got a {show_module(members[-1])}"
             )
 
-    def _replace(self, pairs: list[tuple[str | None, Any]]) -> None:
+    def _replace(self, pairs: list[tuple[str | None, object]]) -> None:
         self._refuse_members([module for _, module in pairs])
         super()._replace(pairs)
 
@@ -178,7 +178,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         provided: Members = {str(name): module for name, module in pairs} if self._is_named else members
         return TensorDictSequential(provided, partial_tolerant=self.partial_tolerant, inplace=self.inplace)
 
-    def _with(self, pairs: list[tuple[str | None, Any]]) -> Self:
+    def _with(self, pairs: list[tuple[str | None, object]]) -> Self:
         new = super()._with(pairs)
         if new._return_composite is False and not is_probabilistic(pairs[-1][1]):
             new._return_composite = None
@@ -190,7 +190,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None = None,
         _requires_sample: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Run the members and return the collection that has their outputs.
 
@@ -209,7 +209,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _run(
         self,
         tensordict: TensorCollection,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
         requires_sample: bool | None = None,
     ) -> TensorCollection:
         """Run the members in order and return the result of the last one."""
@@ -266,7 +266,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         self.__dict__.pop("_plan", None)
 
     def get_dist(
-        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: object
     ) -> Any:
         """Run the members before the last distribution, and build the distribution.
 
@@ -303,7 +303,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return self._build_last(modules[0], result)
 
     def get_dist_params(
-        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: object
     ) -> TensorCollection:
         """Run the members before the last distribution, and return the collection that has its parameters.
 
@@ -333,7 +333,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict_out: TensorCollection | None = None,
         *,
         dist: Distribution | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Return the log-probability of the samples in a collection.
 
@@ -376,7 +376,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         interaction_type: InteractionType | None = None,
         *,
         generator: torch.Generator | None = None,
-    ) -> Any:
+    ) -> object:
         """Return a sample or statistic of the last distribution. Subclasses in other packages call this method."""
         return self._require_distributions()[0]._dist_sample(dist, interaction_type, generator=generator)
 
@@ -407,7 +407,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         modules: list[ProbabilisticTensorDictModule],
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
     ) -> TensorCollection:
         """Run the members before the last distribution, store their outputs, and return the collection it reads."""
         if tensordict_out is not None or self.inplace in (False, "empty"):
@@ -421,7 +421,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         modules: list[ProbabilisticTensorDictModule],
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
     ) -> CompositeDistribution:
         results: list[tuple[Any, Any]] = []
         last = modules[0]
@@ -468,8 +468,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 def _run_conditioned(
     seq: TensorDictSequential,
     tensordict: TensorCollection,
-    kwargs: dict[str, Any],
-    actual: list[tuple[Any, Any]],
+    kwargs: dict[str, object],
+    actual: list[tuple[object, object]],
     total: int,
 ) -> TensorCollection:
     """Run members and record the distribution of each in ``actual``; do not build the last one."""

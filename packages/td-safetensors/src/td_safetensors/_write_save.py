@@ -139,7 +139,7 @@ def create_file(like: object, path: str | os.PathLike[str], *, durable: bool = F
         file.commit(durable=durable)
 
 
-def _hash(stored: dict[str, PlannedArray]) -> dict[str, Any]:
+def _hash(stored: dict[str, PlannedArray]) -> dict[str, object]:
     digests = {name: Checksum(content=item.read()).hexdigest() for name, item in stored.items()}
     return {"algorithm": Checksum().algorithm, "tensors": digests}
 
@@ -339,7 +339,7 @@ class Plan:
 
     stored: dict[str, PlannedArray]
     header: dict[str, Any]
-    reference: dict[str, Any] | None
+    reference: dict[str, object] | None
 
     def make_metadata(self, hashes: dict[str, object] | None = None) -> dict[str, str]:
         """Return the metadata of a file: both headers as JSON."""

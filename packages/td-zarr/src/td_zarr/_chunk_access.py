@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -161,7 +161,7 @@ def rebuild_source(objects: Objects, info: ArrayInfo, strict: bool) -> ChunkSour
     return ChunkSource(objects, info, strict=strict)
 
 
-def _as_selection(index: SourceIndex) -> Any:
+def _as_selection(index: SourceIndex) -> object:
     return tuple(item if isinstance(item, slice) else item.numpy() for item in index)
 
 

@@ -60,8 +60,8 @@ class _Level:
 
 
 def write_state_dict(
-    root: Core, destination: Any, prefix: str, keep_vars: bool, flatten: bool
-) -> OrderedDict[str, Any]:
+    root: Core, destination: object, prefix: str, keep_vars: bool, flatten: bool
+) -> OrderedDict[str, object]:
     """Write the leaves into an OrderedDict, see ``state_dict``."""
     target: Any = OrderedDict() if destination is None else destination
     if not hasattr(target, "_metadata"):
@@ -256,7 +256,7 @@ def _check_names(path: tuple[str, ...], source: Mapping[Any, object]) -> None:
             unravel_key_below(path, key)
 
 
-def _take_old_fields(source: Mapping[str, Any], meta: dict[str, Any]) -> Mapping[str, Any]:
+def _take_old_fields(source: Mapping[str, Any], meta: dict[str, object]) -> Mapping[str, object]:
     """Move to ``meta`` what tensordict 0.1 to 0.11 stored next to the entries of a level; return the entries."""
     if source.keys() == _OLD_TENSORCLASS and all(isinstance(part, Mapping) for part in source.values()):
         meta["_non_tensor"] = dict(source["_non_tensordict"])

@@ -99,7 +99,7 @@ def save(
 
 def _save_checkpoint(
     data: Mapping[Any, object], location: Location, serializer: Serializer, options: dict[str, object]
-) -> Any:
+) -> object:
     if not serializer.stores_kinds:
         raise UnsupportedOperationError(
             f"the format {serializer.name!r} stores collections, and has no place for a mapping with modules "

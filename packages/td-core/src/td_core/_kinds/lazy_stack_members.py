@@ -39,7 +39,7 @@ class LazyStackOps(TensorDictBase):
     _members: list[Any]
     _stack_dim: int
     _stack_dim_name: str | None
-    _hook_in: Callable[[Any], Any] | None
+    _hook_in: Callable[[Any], object] | None
     _hook_out: Callable[[Child], Child] | None
     _empty_size: torch.Size
     _empty_device: torch.device | None
@@ -187,7 +187,7 @@ class LazyStackOps(TensorDictBase):
         self._members[:] = members
 
     def _make_new_members(
-        self, plan: Update, source: Any, wanted: object, path: tuple[str, ...]
+        self, plan: Update, source: Core, wanted: object, path: tuple[str, ...]
     ) -> list[Child]:
         """Copy the slices of ``source``, whose number differs from that of the members."""
         members, dim, right = self._members, self._stack_dim, source._children()

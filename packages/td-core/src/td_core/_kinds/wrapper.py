@@ -132,7 +132,7 @@ class Wrapper(TensorCollection):
         fits = all(node is None or isinstance(node, type(self)) for node in results)
         return self._wrap_stack(made) if fits else made
 
-    def _wrap_holder(self, node: object) -> Any:
+    def _wrap_holder(self, node: object) -> Core:
         """Wrap a member of the wrapped lazy stack like this node; the wrapped collection itself becomes this node."""
         return self if node is self._tensordict else self._wrap(node)
 

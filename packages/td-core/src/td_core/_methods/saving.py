@@ -162,7 +162,7 @@ class PickleMixin(Core):
         encoded = encode(self, shared=True)
         return make_state(encoded, encoded.leaves)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         """Restore the collection that ``__getstate__`` encoded, or set the attributes of the root."""
         restore_state(self, state)
 

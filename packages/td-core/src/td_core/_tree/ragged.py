@@ -57,7 +57,7 @@ def merge_shapes(shapes: Sequence[Sequence[object]], dim: int) -> tuple[object, 
     return (*merged[:dim], len(shapes), *merged[dim:])
 
 
-def list_distinct_members(members: Sequence[Core]) -> list[Any]:
+def list_distinct_members(members: Sequence[Core]) -> list[Core]:
     """List the distinct members of a stack; nested stacks are replaced by their members."""
     flat = [holder for member in members for holder in list_holders(member)]
     if torch.compiler.is_compiling():
@@ -70,7 +70,7 @@ def list_distinct_members(members: Sequence[Core]) -> list[Any]:
     return list({id(member._inner()): member for member in flat}.values())
 
 
-def find_holders(root: Core, path: tuple[str, ...]) -> list[Any]:
+def find_holders(root: Core, path: tuple[str, ...]) -> list[Core]:
     """Return the nodes that hold the entry at a key path: of a lazy stack on the path, the members that have it."""
     nodes = list_distinct_members([root])
     for part in path[:-1]:

@@ -102,7 +102,7 @@ def walk_levels(root: Core) -> Iterator[tuple[Core, Position, dict[str, Any]]]:
         todo.extend((child, (position, key)) for key, child in entries.items() if has_entries(child))
 
 
-def list_levels(root: Core) -> list[tuple[Core, list[str], list[Any]]] | None:
+def list_levels(root: Core) -> list[tuple[Core, list[str], list[object]]] | None:
     """Return each node with its keys and entries; None if a node makes its entries when they are read, or has values."""
     levels = []
     for node in walk(root):

@@ -305,7 +305,7 @@ class DeclaredMethods:
         mode: str = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        batch_size: Any = None,
+        batch_size: object = None,
         non_tensor_as_stack: bool = False,
     ) -> Self:
         """Open an HDF5 file; see :func:`td_hdf5.from_h5`."""

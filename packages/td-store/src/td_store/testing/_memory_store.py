@@ -45,7 +45,7 @@ class MemoryStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lock": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
     def stat(self, names: Sequence[str]) -> list[ObjectInfo | None]:
