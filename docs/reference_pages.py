@@ -29,7 +29,7 @@ GROUPS = {
     "Conversion": "ConversionMixin ReprMixin",
     "Modules": "ModuleMixin",
     "Locking": "LockMixin",
-    "Saving": "SaveMixin td-memmap td-safetensors td-hdf5 td-zarr",
+    "Saving": "SaveMixin td-memmap td-safetensors td-hdf5 td-zarr td-redis",
     "Tables": "td-arrow",
     "Values": "td-tensorclass",
     "Communication": "td-distributed",
