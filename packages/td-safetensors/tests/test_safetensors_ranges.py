@@ -23,7 +23,7 @@ from td_core import (
     load,
 )
 from td_safetensors import _byte_ranges, save
-from td_store import StoredTensor, arrays
+from td_store import StoredTensor, arrays, store_pickles
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -62,7 +62,7 @@ def mixed() -> TensorDict:
 
 
 @pytest.fixture
-def url(mixed: TensorDict, path: Path, urls: None) -> Iterator[str]:
+def url(mixed: TensorDict, path: Path) -> Iterator[str]:
     """Return the URL of a save of ``mixed`` in memory."""
     save(mixed, path)
     folder = f"/{uuid.uuid4().hex}"
@@ -156,7 +156,7 @@ def test_load_url_merges_neighbours(url: str, ranges: list[Any]) -> None:
     assert len(ranges) == 1
 
 
-def test_load_url_splits_distant_rows(urls: None, path: Path, ranges: list[Any]) -> None:
+def test_load_url_splits_distant_rows(path: Path, ranges: list[Any]) -> None:
     td = TensorDict({"a": torch.arange(200_000).view(-1, 2)}, [100_000])
     save(td, path)
     fsspec.filesystem("memory").pipe_file("/distant.safetensors", path.read_bytes())
@@ -196,7 +196,7 @@ def test_inspect_and_verify_url(url: str, mixed: TensorDict, path: Path) -> None
     assert td_core.verify("memory://hashes.safetensors").hashed > 5
 
 
-def test_load_shards_at_url(urls: None, mixed: TensorDict, tmp_path: Path, same: Any) -> None:
+def test_load_shards_at_url(mixed: TensorDict, tmp_path: Path, same: Any) -> None:
     save(mixed, tmp_path, max_shard_size="2kB")
     system = fsspec.filesystem("memory")
     for file in tmp_path.iterdir():
@@ -209,8 +209,7 @@ def test_load_shards_at_url(urls: None, mixed: TensorDict, tmp_path: Path, same:
 
 
 def test_read_of_replaced_object_raises(url: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores = pytest.importorskip("td_remote.remote_pickles")
-    monkeypatch.setattr(stores.FsspecStore, "checked_for", 0.0)
+    monkeypatch.setattr(store_pickles.FsspecStore, "checked_for", 0.0)
     opened = td_core.open(url)
     fsspec.filesystem("memory").pipe_file(url.removeprefix("memory:/"), path.read_bytes())
     with pytest.raises(FormatError, match="was replaced since it was opened"):
@@ -232,15 +231,16 @@ def test_load_short_answer_raises(url: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "r+": (
-        lambda url, path: td_core.open(url, mode="r+"),
+    "r+": (lambda url, path: td_core.open(url, mode="r+"), UnsupportedOperationError, "use mode='c'"),
+    "save": (
+        lambda url, path: td_core.save(TensorDict(), url, format="safetensors"),
         UnsupportedOperationError,
-        "open it with mode='c'",
+        "URLs can only be read; save to a local file",
     ),
     "create": (
         lambda url, path: td_core.create(TensorDict(), url, format="safetensors"),
         UnsupportedOperationError,
-        r"cannot create a file to fill at .*; save\(\) the collection",
+        "URLs can only be read",
     ),
     "mmap": (lambda url, path: load(url, strategy="mmap"), ValueError, "is a URL, which cannot be mapped"),
     "missing": (lambda url, path: load(f"{url}.safetensors"), FileNotFoundError, "data.safetensors"),

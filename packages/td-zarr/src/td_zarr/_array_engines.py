@@ -87,7 +87,7 @@ def open_array(objects: Objects, info: ArrayInfo, *, strict: bool) -> FastArray 
     return SlowArray(objects, info, array)
 
 
-def _open_fast(objects: Objects, info: ArrayInfo, strict: bool) -> object:
+def _open_fast(objects: Objects, info: ArrayInfo, strict: bool) -> Any:
     """Open an array with tensorstore, by the metadata in the root of the group; return None if that cannot be done."""
     global _owner
     if tensorstore is None or info.dtype is None or not isinstance(objects, LocalObjects):
@@ -159,7 +159,7 @@ class SlowArray:
         with _name_array(self._objects, self._info):
             await self._array.setitem(..., value)
 
-    def write(self, index: object, value: npt.NDArray[np.generic]) -> None:
+    def write(self, index: Any, value: npt.NDArray[np.generic]) -> None:
         """Write a part of the array."""
         with _name_array(self._objects, self._info):
             try:
@@ -199,35 +199,13 @@ class _StrictStore(_CheckedStore):
         return found
 
 
-def list_chunks(info: ArrayInfo, index: Sequence[Any] | None = None) -> list[str]:
-    """Return the keys of the chunks, or shards, of an array that td writes: all, or those with elements at an index."""
+def list_chunks(info: ArrayInfo) -> list[str]:
+    """Return the keys of the chunks, or shards, of an array that td writes."""
     document = info.document
     sizes = document["chunk_grid"]["configuration"]["chunk_shape"]
     separator = document["chunk_key_encoding"].get("configuration", {}).get("separator", "/")
-    whole = [slice(0, size, 1) for size in info.shape]
-    counts = [
-        _list_positions(item, chunk)
-        for item, chunk in zip(whole if index is None else index, sizes, strict=True)
-    ]
-    return [f"{info.name}/{separator.join(['c', *map(str, place)])}" for place in itertools.product(*counts)]
-
-
-def _list_positions(item: Any, chunk: int) -> list[int]:
-    """Return the chunks along one dim that have elements at a slice, or at a vector of positions."""
-    if not isinstance(item, slice):
-        return sorted(set((item // chunk).tolist()))
-    if item.step <= chunk:
-        return list(range(item.start // chunk, -(-item.stop // chunk)))
-    return [position // chunk for position in range(item.start, item.stop, item.step)]
-
-
-def is_read_whole(info: ArrayInfo) -> bool:
-    """Return True if the objects of an array are its chunks in a regular grid; of a shard, parts are read."""
-    document = info.document
-    codecs = [codec.get("name") for codec in document.get("codecs", ()) if isinstance(codec, dict)]
-    grid, encoding = document.get("chunk_grid", {}), document.get("chunk_key_encoding", {})
-    is_regular = grid.get("name") == "regular" and encoding.get("name") == "default"
-    return document.get("zarr_format") == 3 and is_regular and "sharding_indexed" not in codecs
+    counts = [range(-(-size // chunk)) for size, chunk in zip(info.shape, sizes, strict=True)]
+    return [f"{info.name}/{separator.join(['c', *map(str, index)])}" for index in itertools.product(*counts)]
 
 
 def encode_zeros(info: ArrayInfo) -> bytes:

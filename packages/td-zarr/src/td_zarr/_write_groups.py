@@ -146,7 +146,7 @@ class PlannedGroup:
             documents[name] = make_plain_document(torch.uint8, [len(content)], dims, attributes)
             self.values[f"{name}/c.0"] = content
         groups = {name: make_group_document(attributes) for name, attributes in levels.items() if name}
-        self.documents: dict[str, object] = {**groups, **documents}
+        self.documents: dict[str, Any] = {**groups, **documents}
         header = {**plan.header, "sparse": True} if sparse else plan.header
         self.root = make_group_document({**levels[""], "td": json.dumps(header, separators=(",", ":"))})
         nested = {
@@ -215,7 +215,7 @@ def write_entries(
         else:
             others[name] = info, partial(read_planned, item)
     put_documents(objects, planned, known)
-    run_parallel(raw, max(num_threads, objects.together))
+    run_parallel(raw, num_threads)
     write_arrays(objects, others, report)
     _write_texts(objects, planned)
 
@@ -226,10 +226,11 @@ def _write_texts(objects: Objects, planned: PlannedGroup) -> None:
 
 def put_documents(objects: Objects, planned: PlannedGroup, known: Container[str] = ()) -> None:
     """Write the metadata of all groups and arrays but the root, and the values that tensordict can read."""
-    puts = [partial(objects.put, key, [content]) for key, content in planned.values.items()]
-    documents = {name: document for name, document in planned.documents.items() if name not in known}
-    puts += [partial(objects.put, f"{name}/zarr.json", [dump_json(doc)]) for name, doc in documents.items()]
-    run_parallel(puts, objects.together)
+    for key, content in planned.values.items():
+        objects.put(key, [content])
+    for name, document in planned.documents.items():
+        if name not in known:
+            objects.put(f"{name}/zarr.json", [dump_json(document)])
 
 
 def _put_root(objects: Objects, planned: PlannedGroup) -> None:
@@ -260,7 +261,7 @@ def _replace(
     write: Callable[[Objects], None],
     *,
     durable: bool,
-    storage_options: dict[str, object] | None,
+    storage_options: dict[str, Any] | None,
 ) -> None:
     """Write a group at a location, in the place of the one that is there."""
     path = find_local_path(location)
@@ -290,20 +291,15 @@ def _replace(
 
 def _start(objects: Objects) -> None:
     """Mark the group in a store as incomplete, and remove an old one; FileExistsError if td has not written what is there."""
-    has_objects = check_replaceable(objects)
+    check_replaceable(objects)
     if objects.is_read_only and objects.list_keys():
         raise FileExistsError(
             f"cannot save to {objects.where!r}: it has objects, which this store cannot remove"
         )
     objects.start_save()
-    if objects.is_read_only:  # a later root would be a second object of that name
-        return
-    marker = dump_json(make_group_document({INCOMPLETE: True}))
-    if has_objects:
-        objects.put("zarr.json", [marker])
+    if not objects.is_read_only:  # else a later root would be a second object of that name
+        objects.put("zarr.json", [dump_json(make_group_document({INCOMPLETE: True}))])
         objects.clear()
-    else:  # of two processes that save to a new location, one is refused
-        objects.put_new("zarr.json", marker)
 
 
 def create(
@@ -315,7 +311,7 @@ def create(
     filters: object = None,
     compressors: object = None,
     serializer: object = None,
-    storage_options: dict[str, object] | None = None,
+    storage_options: dict[str, Any] | None = None,
 ) -> Any:
     """Write a group of zeros with the structure, shapes and dtypes of a collection, and open it for writing.
 
@@ -351,17 +347,13 @@ def create(
     return open_collection(location, mode="r+", storage_options=storage_options)
 
 
-def check_replaceable(objects: Objects) -> bool:
-    """Raise FileExistsError if a place has arrays, groups or files that td has not written, which a save would remove.
-
-    Return whether there are objects.
-    """
+def check_replaceable(objects: Objects) -> None:
+    """Raise FileExistsError if a place has arrays, groups or files that td has not written, which a save would remove."""
     # What a process that was killed has left does not count.
     beginnings = (".zarr.json.tmp-", TEMPORARY, f"%{TEMPORARY}")
-    everything = objects.list_keys()
-    keys = [key for key in everything if not key.startswith(beginnings)]
+    keys = [key for key in objects.list_keys() if not key.startswith(beginnings)]
     if not keys or keys == ["zarr.json"]:
-        return bool(everything)
+        return
     where = f"cannot save to {objects.where!r}"
     if "zarr.json" not in keys:
         raise FileExistsError(f"{where}: it has files that are not of a Zarr group; remove them")
@@ -369,7 +361,7 @@ def check_replaceable(objects: Objects) -> bool:
         root = read_root(objects)
         attributes = get_attributes(root, objects.where)
         if INCOMPLETE in attributes or (LEVEL in attributes and "td" not in attributes):
-            return True
+            return
         if "td" not in attributes:
             raise FileExistsError(f"{where}: it is a group of another program; remove it")
         others = list(_list_others(objects, keys, attributes["td"]))
@@ -379,10 +371,9 @@ def check_replaceable(objects: Objects) -> bool:
         raise FileExistsError(
             f"{where}: it has {', '.join(map(repr, others[:_SHOWN]))}, which another program has written; remove that first"
         )
-    return True
 
 
-def _list_others(objects: Objects, keys: list[str], header: object) -> Iterator[str]:
+def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str]:
     """Yield the names of arrays, groups and files that are not those of a header."""
     arrays, groups = _read_names(header, objects.where)
     unknown = [key for key in keys if not _is_inside(key, arrays)]
@@ -403,7 +394,7 @@ def _list_others(objects: Objects, keys: list[str], header: object) -> Iterator[
             yield key
 
 
-def _read_names(header: object, where: str) -> tuple[set[str], set[str]]:
+def _read_names(header: Any, where: str) -> tuple[set[str], set[str]]:
     """Return the names of the arrays of a header, and of the groups above them."""
     table = load_array_table(parse_json(header, where) if isinstance(header, str) else header, where)
     arrays = set(list_array_names(table))

@@ -57,8 +57,8 @@ class Objects:
 
     #: The location, for messages.
     where: str
-    #: Whether objects cannot be written, and how many are written at the same time, at least.
-    is_read_only, together = False, 0
+    #: Whether objects cannot be written.
+    is_read_only = False
     #: What :meth:`read_version` returned when the header of td was read; None if the group has none.
     version: object = None
     #: The metadata of the root, if it was read again since then.
@@ -72,17 +72,9 @@ class Objects:
         """Return the contents of several objects."""
         raise NotImplementedError
 
-    def read_ahead(self, keys: Iterable[str]) -> contextlib.AbstractContextManager[object]:
-        """Read objects together, where that takes less time than when zarr reads them during the block."""
-        return contextlib.nullcontext()
-
     def put(self, key: str, buffers: Sequence[object]) -> None:
         """Write an object from buffers of bytes, one after the other."""
         raise NotImplementedError
-
-    def put_new(self, key: str, content: bytes) -> None:
-        """Write an object that does not exist; FileExistsError if another process makes it at the same time."""
-        self.put(key, [content])
 
     def put_same(self, keys: Sequence[str], content: bytes) -> None:
         """Write objects that all have the same content."""
@@ -162,7 +154,7 @@ class StoreObjects(Objects):
         self._lock: tuple[int, GroupLock] | None = None
         self._saves = self.lock.saves
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> Any:
         make = partial(StoreObjects, is_own=self.is_own, is_read_only=self.is_read_only)
         return make, (self.where, self.make, self.prefix)
 
@@ -268,7 +260,7 @@ class ZipObjects(StoreObjects):
         weakref.finalize(self, os.close, fd)  # while it is open, no other file gets its number
         self.stamp = _get_stamp(os.fstat(fd)) if stamp is None else stamp
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> Any:
         return ZipObjects, (self.where, self.stamp)
 
     def check(self) -> None:
@@ -321,7 +313,7 @@ def return_store(store: zarr.abc.store.Store) -> zarr.abc.store.Store:
 
 
 @set_module("td_zarr.zarr_pickles")
-def open_url(url: str, storage_options: dict[str, object] | None) -> zarr.abc.store.Store:
+def open_url(url: str, storage_options: dict[str, Any] | None) -> zarr.abc.store.Store:
     """Open the store of a URL."""
     try:
         store = zarr.storage.FsspecStore.from_url(url, storage_options=storage_options)

@@ -136,17 +136,12 @@ def _attributes_of_params(params: TensorDictParams) -> dict[str, object]:
 
 
 def _flatten_checkpoint(node: Checkpoint) -> Record:
-    record = Record.of(node, dict(node._children()), values={"treedef": node.treedef})
-    if tied := list_tied(node):
-        record.meta["tied"] = tied
-    return record
+    return Record.of(node, dict(node._children()), values={"treedef": node.treedef})
 
 
 def _unflatten_checkpoint(record: Record) -> Checkpoint:
     treedef = record.values["treedef"]
-    inner = _unflatten_dense(Record(record.meta, record.entries))
-    tie_leaves(inner, record.read_field("tied", list, _NONE) or ())
-    return Checkpoint(inner, treedef)
+    return Checkpoint(_unflatten_dense(Record(record.meta, record.entries)), treedef)
 
 
 for _kind in (

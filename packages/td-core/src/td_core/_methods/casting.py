@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import methodcaller
 from typing import Any
 
@@ -37,7 +36,7 @@ class CastingMixin(Core):
 
     __slots__ = ()
 
-    def clone(self, recurse: bool = True, **kwargs: object) -> Self:
+    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
         """Return an unlocked copy.
 
         Args:
@@ -167,7 +166,7 @@ class CastingMixin(Core):
         gradient: Core | None = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
-        inputs: Core | Sequence[Tensor] | None = None,
+        inputs: Any = None,
     ) -> None:
         """Backpropagate from all leaves that require gradients, in one pass.
 

@@ -103,20 +103,6 @@ class ObjectStoreTests:
         assert [bytes(part) for part in found] == [_CONTENTS[it.name][it.start : it.stop] for it in ranges]
         assert all(isinstance(part, memoryview) and part.format == "B" for part in found)
 
-    @pytest.mark.parametrize("method", ["peek", "peek_ends"])
-    @pytest.mark.parametrize("size", [3, 200, 1000])
-    def test_peek_returns_ends_of_object(self, method: str, size: int, store: ObjectStore) -> None:
-        peek = getattr(store, method, None)
-        if peek is None:
-            pytest.skip("the store does not have the optional member")
-        info, *parts = peek("a.bin", size)
-        content = _CONTENTS["a.bin"]
-        ends = [content[:size], content[-size:]][: len(parts)]
-        assert ([info], [bytes(part) for part in parts]) == (store.stat(["a.bin"]), ends)
-        assert len(parts) == (1 if method == "peek" else 2)
-        assert peek("missing", size) is None
-        assert [bytes(part) for part in peek("n/c.bin", size)[1:]] == [b""] * len(parts)
-
     @pytest.mark.parametrize("item", _TOO_LONG, ids=str)
     def test_read_past_the_end_raises(self, item: Range, store: ObjectStore) -> None:
         with pytest.raises(FormatError, match="truncated") as caught:

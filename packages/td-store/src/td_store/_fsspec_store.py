@@ -27,7 +27,7 @@ _NO_SUCH_RANGE = 416
 _CONCURRENT = 16
 
 
-@set_module("td_remote.remote_pickles")
+@set_module("td_store.store_pickles")
 class FsspecStore:
     """The objects below a URL, by a file system of fsspec, which is made anew in each process.
 
@@ -52,7 +52,7 @@ class FsspecStore:
     def __repr__(self) -> str:
         return f"FsspecStore({self.where!r})"
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> Any:
         names = [*self.options, *self.missing]
         if self.where != self.url.partition("?")[0]:
             names.append("user and password of the URL")
@@ -61,7 +61,7 @@ class FsspecStore:
     def __copy__(self) -> FsspecStore:
         return self
 
-    def __deepcopy__(self, memo: dict[int, object]) -> FsspecStore:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FsspecStore:
         return self
 
     def reopen(self, storage_options: Mapping[str, object]) -> None:

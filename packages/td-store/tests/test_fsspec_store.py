@@ -20,9 +20,9 @@ import torch
 import td_core
 from td_core import FormatError, TensorDict
 from td_core.typing import Range
-from td_remote.remote_pickles import FsspecStore
 from td_store import StoredTensor
 from td_store.arrays import ObjectReader, RangeSource
+from td_store.store_pickles import FsspecStore
 from td_store.testing import ObjectStoreTests
 
 fsspec = pytest.importorskip("fsspec")
