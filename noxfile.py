@@ -22,7 +22,16 @@ import nox
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["lint", "typecheck", "build", "third_party", "interop", "docs", "tests"]
+nox.options.sessions = [
+    "lint",
+    "typecheck",
+    "build",
+    "third_party",
+    "interop",
+    "docs",
+    "redis(fake)",
+    "tests",
+]
 
 ROOT = Path(__file__).parent
 CORE = "td-core"
@@ -34,6 +43,8 @@ LATER: tuple[str, ...] = (
     "td-safetensors",
     "td-hdf5",
     "td-arrow",
+    "td-remote",
+    "td-redis",
 )  # installed alone with td-core, and with everything
 if sys.version_info >= (3, 11):  # as zarr
     LATER = (*LATER, "td-zarr")
@@ -63,7 +74,7 @@ MATRIX = [
 
 BASE = (
     "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "safetensors", "h5py", "pyarrow",
-    "zarr; python_version >= '3.11'", "hatchling", "pip>=22.3",
+    "redis", "zarr; python_version >= '3.11'", "hatchling", "pip>=22.3",
 )  # fmt: skip
 WORKERS = 2
 REFERENCE = "tensordict"
@@ -331,11 +342,20 @@ def stores(session: nox.Session) -> None:
     """Exchange groups with other programs, through every kind of store: xarray, h5netcdf, tensorstore, fsspec."""
     environment = Environment(
         session,
-        (CORE, *SIBLINGS, "td-zarr", "td-hdf5", "td-safetensors"),
+        (CORE, STORE, *SIBLINGS, "td-zarr", "td-hdf5", "td-safetensors", "td-remote"),
         extra=("zarr", "tensorstore", "xarray", "fsspec[http]", "h5py", "h5netcdf"),
     )
     folders = [f"packages/{name}/tests" for name in ("td-zarr", "td-hdf5", "td-safetensors")]
     environment.pytest(*folders, *session.posargs)
+
+
+@nox.session(venv_params=BARE)
+def remote(session: nox.Session) -> None:
+    """Run the tests of td-remote with every engine, against a local server of S3 and a web server, which the tests start."""
+    environment = Environment(session, EVERYTHING, extra=("s3fs", "obstore", "moto[server]", "aiohttp"))
+    environment.pytest(
+        "packages/td-remote/tests", *session.posargs, TD_EXPECT_ENGINES="s3fs,obstore,moto,aiohttp"
+    )
 
 
 @nox.session(venv_params=BARE)
@@ -347,6 +367,18 @@ def tables(session: nox.Session) -> None:
         extra=("pandas", "polars", "duckdb", "datasets"),
     )
     environment.pytest("packages/td-arrow/tests", *session.posargs)
+
+
+@nox.session(venv_params=BARE)
+@nox.parametrize("program", ["", "redis-server"], ids=["fake", "server"])
+def redis(session: nox.Session, program: str) -> None:
+    """Test collections on a server: one in the process of the tests, or a program that they start, kill and start again."""
+    environment = Environment(
+        session, (CORE, STORE, "td-tensorclass", "td-redis"), extra=("fakeredis", "lupa")
+    )
+    environment.pytest(
+        "packages/td-redis/tests", *session.posargs, **({"TD_REDIS_SERVER": program} if program else {})
+    )
 
 
 @nox.session(venv_params=BARE)
@@ -385,7 +417,9 @@ def demo(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Run all examples in the documentation, then build it; a warning is an error."""
     environment = Environment(
-        session, EVERYTHING, extra=("mkdocs-material", "mkdocstrings[python]", "ruff", "xarray")
+        session,
+        EVERYTHING,
+        extra=("mkdocs-material", "mkdocstrings[python]", "ruff", "xarray", "fakeredis", "lupa"),
     )
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
     environment.pytest("--doctest-glob=*.md", *pages)

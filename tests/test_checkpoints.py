@@ -250,3 +250,21 @@ def test_checkpoint_needs_no_other_package(name: str, tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_leaf_of_two_collections_is_one_leaf_again(name: str, tmp_path: Path) -> None:
+    weight, rows = nn.Parameter(torch.ones(2)), torch.zeros(3)
+    tree = {
+        "actor": TensorDictParams(TensorDict(weight=weight)),
+        "critic": TensorDictParams(
+            TensorDict(head=TensorDict(weight=weight), bias=nn.Parameter(torch.ones(1)))
+        ),
+        "data": [TensorDict(x=rows), TensorDict(y=rows)],
+    }
+    save(tree, tmp_path / name)
+    found = load(tmp_path / name)
+    assert found["actor"]["weight"] is found["critic"]["head", "weight"]
+    assert isinstance(found["actor"]["weight"], nn.Parameter)
+    assert found["data"][0]["x"] is found["data"][1]["y"]
+    for key in ("actor", "critic"):
+        assert_same(found[key], tree[key])

@@ -65,8 +65,8 @@ print(json.dumps({"added": added, "modules": sorted(sys.modules)}))
 """
 
 #: The packages of formats, and the libraries that they import when they are first used.
-FORMATS = ("td_arrow", "td_hdf5", "td_safetensors", "td_zarr")
-LIBRARIES = ("fsspec", "h5py", "pandas", "polars", "pyarrow", "safetensors", "tensorstore", "zarr")
+FORMATS = ("td_arrow", "td_hdf5", "td_redis", "td_safetensors", "td_zarr")
+LIBRARIES = ("fsspec", "h5py", "pandas", "polars", "pyarrow", "redis", "safetensors", "tensorstore", "zarr")
 
 
 def read_page() -> dict[str, list[str]]:

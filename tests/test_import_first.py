@@ -51,6 +51,8 @@ NAMES = {
     "td_zarr": "__version__",
     "td_hdf5": "load",
     "td_arrow": "__version__",
+    "td_remote": "__version__",
+    "td_redis": "__version__",
     "td": "TensorDict",
 }
 

@@ -19,10 +19,10 @@ MODULES = {path.parents[2].name: path.parent.name for path in ROOT.glob("package
 CORE, ALL = "td-core", "td-all"
 PARTS = MODULES.keys() - {ALL}
 SIBLINGS = PARTS - {CORE}
-#: Packages of file formats, which only extras of td-all install and which `td` does not import.
-STORES = {"td-arrow", "td-hdf5", "td-safetensors", "td-zarr"}
+#: Packages of file formats and servers, which only extras of td-all install and which `td` does not import.
+STORES = {"td-arrow", "td-hdf5", "td-redis", "td-safetensors", "td-zarr"}
 #: Packages that `td` has as a module, under a name of its own.
-MODULES_OF_TD = {"td-data"}
+MODULES_OF_TD = {"td-data", "td-remote"}
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
 #: Pages by path, which name extras, scripts and sessions.
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PAGES}

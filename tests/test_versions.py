@@ -48,7 +48,13 @@ TORCH = next(line for line in CORE["dependencies"] if line.startswith("torch"))
 README = read("README.md")
 
 #: Oldest Python and library of the packages that have others than td-core.
-OWN = {"td-arrow": (PYTHON, "pyarrow"), "td-hdf5": (PYTHON, "h5py"), "td-zarr": ("3.11", "zarr")}
+OWN = {
+    "td-arrow": (PYTHON, "pyarrow"),
+    "td-hdf5": (PYTHON, "h5py"),
+    "td-remote": (PYTHON, "fsspec"),
+    "td-redis": (PYTHON, "redis"),
+    "td-zarr": ("3.11", "zarr"),
+}
 
 
 def test_td_core_version_equals_source() -> None:

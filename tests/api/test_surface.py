@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 SURFACE = json.loads((Path(__file__).parent / "surface.json").read_text())
-#: Packages that only extras of td-all install, and one that is a module of td.
-NOT_IN_TD = {"td-arrow", "td-safetensors", "td-zarr", "td-hdf5", "td-data"}
+#: Packages that only extras of td-all install, and those that are modules of td.
+NOT_IN_TD = {"td-arrow", "td-safetensors", "td-zarr", "td-hdf5", "td-data", "td-remote", "td-redis"}
 P = inspect.Parameter
 BY_KEYWORD = (P.POSITIONAL_OR_KEYWORD, P.KEYWORD_ONLY)
 

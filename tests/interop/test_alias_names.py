@@ -14,11 +14,12 @@ MODULES = (
     ".nn.distributions.composite", ".nn.distributions.continuous", ".nn.distributions.discrete",
     ".nn.distributions.truncated_normal", ".nn.cudagraphs", ".nn.ensemble", ".nn.params",
     ".nn.probabilistic", ".nn.utils", ".nn.sequence",
-    ".nn.tensorclass_module", ".prototype", ".prototype.fx", ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
+    ".nn.tensorclass_module", ".prototype", ".prototype.fx", ".store",
+    ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
 )  # fmt: skip
 
-#: Names of persistent stores, and of a tool unrelated to tensors.
-EXCLUDED = {"LazyStackedTensorDictStore", "TensorDictStore", "timeit"}
+#: Names of a tool unrelated to tensors.
+EXCLUDED = {"timeit"}
 
 PUBLISHED = """
 import importlib, json, sys, warnings

@@ -136,7 +136,7 @@ print(utils.unravel_keys(("a", ("b",))), utils.unravel_keys(("a",)))
     ("line", "name"),
     [
         ("from tensordict.nn import SafeModule", "tensordict.nn.SafeModule"),
-        ("from tensordict import TensorDictStore", "tensordict.TensorDictStore"),
+        ("from tensordict.store import StoreServer", "tensordict.store.StoreServer"),
         ("import tensordict.nn.planners", "tensordict.nn.planners"),
     ],
 )

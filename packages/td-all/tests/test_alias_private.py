@@ -237,7 +237,6 @@ def find(name):
 
 
 LACKING = {
-    "from tensordict.store import TensorDictStore": "tensordict.store.TensorDictStore",
     "from tensordict import _ucxx": "tensordict._ucxx",
     "import tensordict.tabular": "tensordict.tabular",
 }

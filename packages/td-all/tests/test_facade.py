@@ -12,11 +12,11 @@ from packaging.requirements import Requirement
 
 import td
 
-#: The packages that td-all requires; those of extras, which have a marker, and td-data keep their names to themselves.
+#: The packages that td-all requires; those of extras, which have a marker, and those with a name in td keep theirs to themselves.
 PACKAGES = [
     wanted.name.replace("-", "_")
     for wanted in map(Requirement, requires("td-all"))
-    if wanted.marker is None and wanted.name != "td-data"
+    if wanted.marker is None and wanted.name not in ("td-data", "td-remote")
 ]
 
 
@@ -27,8 +27,9 @@ def test_td_has_every_public_name(package):
     assert missing == []
 
 
-def test_names_of_data_are_those_of_its_package():
+def test_module_in_td_is_the_package():
     assert td.data is import_module("td_data")
+    assert td.remote is import_module("td_remote")
 
 
 def test_name_in_two_packages_is_that_of_core():

@@ -14,7 +14,6 @@ from td_core import TensorDict
 from td_core.testing import assert_same, copy_at_os_calls, installed, kill_at_os_call, watch_os
 from td_safetensors import _find_save, _write_save, plugin
 from td_store import _temporary_files
-from td_store import plugin as stores
 
 #: The modules that write files.
 MODULES = (_find_save, _temporary_files, _write_save)
@@ -23,10 +22,15 @@ MODULES = (_find_save, _temporary_files, _write_save)
 @pytest.fixture(autouse=True, scope="session")
 def registered() -> Iterator[None]:
     """Register the plugins for the tests, unless their entry points are installed."""
-    with (
-        installed(stores, id="store", distribution="td-store", if_missing=True),
-        installed(plugin, id="safetensors", distribution="td-safetensors", if_missing=True),
-    ):
+    with installed(plugin, id="safetensors", distribution="td-safetensors", if_missing=True):
+        yield
+
+
+@pytest.fixture(scope="session")
+def urls(registered: None) -> Iterator[None]:
+    """Register the stores of URLs for a test; skip it without td-remote."""
+    stores = pytest.importorskip("td_remote.plugin")
+    with installed(stores, id="remote", distribution="td-remote", if_missing=True):
         yield
 
 

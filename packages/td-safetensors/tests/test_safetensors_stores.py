@@ -42,9 +42,9 @@ def test_every_operation_reads_store(store: MemoryStore, td: TensorDict, path: P
     assert (report.ok, report.hashed) == (True, 3)
 
 
-def test_open_sends_two_requests_and_rows_one(store: MemoryStore, td: TensorDict, same: Any) -> None:
+def test_open_sends_one_request_and_rows_one(store: MemoryStore, td: TensorDict, same: Any) -> None:
     opened = td_core.open(store)
-    assert store.log == [("stat", ("",)), ("read", ("",))]
+    assert store.log == [("peek", ("",))]
     store.log.clear()
     same(opened[[3, 0]].clone(), td[[3, 0]])
     assert store.log == [("read", ("",))]  # close to each other, the rows of all leaves are one range
@@ -56,7 +56,7 @@ def test_open_shards_reads_all_headers_together(shards: MemoryStore, td: TensorD
     opened = td_core.open(shards)
     operations = [(operation, len(names)) for operation, names in shards.log]
     # The location, the marks of a tree, the index, then the shards.
-    assert operations == [("stat", 1), ("stat", 5), ("stat", 1), ("read", 1), ("stat", 3), ("read", 3)]
+    assert operations == [("peek", 1), ("stat", 5), ("read", 1), ("stat", 3), ("read", 3)]
     shards.log.clear()
     same(opened[[3, 0]].clone(), td[[3, 0]])
     assert [operation for operation, _ in shards.log] == ["read"]
@@ -95,7 +95,9 @@ def test_index_as_store_has_no_shards_beside_it(shards: MemoryStore) -> None:
         td_core.load(MemoryStore({"": content}))
 
 
-def test_options_reach_server_that_detects_and_pickles_have_none(path: Path, td: TensorDict) -> None:
+def test_options_reach_server_that_detects_and_pickles_have_none(
+    urls: None, path: Path, td: TensorDict
+) -> None:
     fsspec = pytest.importorskip("fsspec")
     save(td, path)
     fsspec.filesystem("memory").pipe_file("/secrets/x.safetensors", path.read_bytes())
@@ -109,7 +111,9 @@ def test_options_reach_server_that_detects_and_pickles_have_none(path: Path, td:
     assert (td_core.reopen(again, storage_options=options).clone() == td).all()
 
 
-def test_error_of_library_is_os_error(path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_library_is_os_error(
+    urls: None, path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fsspec = pytest.importorskip("fsspec")
     save(td, path)
     fsspec.filesystem("memory").pipe_file("/cut/x.safetensors", path.read_bytes())
@@ -118,7 +122,60 @@ def test_error_of_library_is_os_error(path: Path, td: TensorDict, monkeypatch: p
     def cut(*args: Any, **options: Any) -> Any:
         raise RuntimeError("the payload is not complete")
 
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_ranges", cut)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", cut)
     for read in (lambda: opened["a"].clone(), lambda: td_core.load("memory://cut/x.safetensors")):
         with pytest.raises(OSError, match=r"memory://cut/x.safetensors: .*RuntimeError: the payload is not"):
             read()
+
+
+def test_save_writes_one_object(td: TensorDict, path: Path, same: Any) -> None:
+    store, seen = MemoryStore(), []
+    td_core.save(
+        td, store, format="safetensors", checksums=True, progress=lambda *counts: seen.append(counts)
+    )
+    assert store.log == [("write", ("",))]
+    same(td_core.load(store), td)
+    save(td, path, checksums=True)
+    assert bytes(store.read([Range("", 0)])[0]) == path.read_bytes()
+    assert seen[-1] == (td.bytes(), td.bytes())
+    save(td[:2], store)
+    same(td_core.load(store), td[:2])
+
+
+def test_save_of_shards_writes_index_last(td: TensorDict, same: Any) -> None:
+    store = MemoryStore()
+    save(td, store, max_shard_size=40)
+    names = [name for operation, (name, *_) in store.log if operation == "write"]
+    index = "model.safetensors.index.json"
+    assert names == [index, *(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)), index]
+    same(td_core.load(store), td)
+    with pytest.raises(FileExistsError, match="pass overwrite=True to replace it"):
+        save(td, store, max_shard_size=40)
+    opened = td_core.open(store)
+    save(td[:2], store, max_shard_size=20, overwrite=True)
+    same(td_core.load(store), td[:2])
+    assert len(store._objects) == 1 + len({*td.keys(True, True)})
+    with pytest.raises(FileNotFoundError, match="there is no object"):  # the shards of the old save
+        opened.clone()
+
+
+def test_shards_of_save_that_was_interrupted_are_refused(td: TensorDict, same: Any) -> None:
+    class Full(MemoryStore):
+        def write(self, name: str, content: Any, *, create: bool = False) -> Any:
+            if name.startswith("model-00002"):
+                raise OSError("the disk is full")
+            return super().write(name, content, create=create)
+
+    store = Full()
+    with pytest.raises(OSError, match="the disk is full"):
+        save(td, store, max_shard_size=40)
+    with pytest.raises(FormatError, match="a save to this location has not ended: save it again"):
+        td_core.load(store)
+    again = MemoryStore({name: content for name, (content, _) in store._objects.items()})
+    save(td, again, max_shard_size=40, overwrite=True)
+    same(td_core.load(again), td)
+
+
+def test_shards_beside_single_file_are_refused(td: TensorDict) -> None:
+    with pytest.raises(FileExistsError, match="which other programs read instead of the shards"):
+        save(td, MemoryStore({"model.safetensors": b""}), max_shard_size=40)

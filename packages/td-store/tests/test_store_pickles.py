@@ -7,16 +7,21 @@ import pickle
 import pickletools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import td_core
 import td_core.testing
-from td_core import pickles
+from td_core import FormatError, pickles
+from td_core.spi import hookimpl
+from td_core.testing import installed
+from td_core.typing import Range
 from td_store import StoredTensor, store_pickles, testing
-from td_store.testing import RawFile
+from td_store.testing import MemoryStore, RawFile
 
 
 def list_names(content: bytes) -> set[str]:
@@ -90,3 +95,18 @@ def test_import_loads_no_stored_tensors() -> None:
         "p.rebuild_stored_tensor; assert 'td_store._stored_tensor' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_store_of_earlier_pickle_opens_url_or_says_what_to_do() -> None:
+    class Plugin:
+        @hookimpl
+        def td_stores(self) -> dict[str, Callable[..., Any]]:
+            return {"shelf": lambda url, options: MemoryStore({"a": options["content"]}, url)}
+
+    with installed(Plugin()):
+        store = store_pickles.FsspecStore("shelf://x", {"content": b"12"})
+        assert bytes(store.read([Range("a", 0)])[0]) == b"12"
+        with pytest.raises(
+            FormatError, match="does not contain the storage options 'content': open the save"
+        ):
+            store_pickles.FsspecStore("shelf://x", {}, ["content"])

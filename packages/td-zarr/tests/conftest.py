@@ -16,7 +16,6 @@ import torch
 
 from td_core import TensorDict
 from td_core.testing import installed
-from td_store import plugin as stores
 from td_zarr import plugin
 
 if importlib.util.find_spec("zarr") is None:
@@ -26,10 +25,15 @@ if importlib.util.find_spec("zarr") is None:
 @pytest.fixture(autouse=True, scope="session")
 def registered() -> Iterator[None]:
     """Register the plugins for the tests, unless their entry points are installed."""
-    with (
-        installed(stores, id="store", distribution="td-store", if_missing=True),
-        installed(plugin, id="zarr", distribution="td-zarr", if_missing=True),
-    ):
+    with installed(plugin, id="zarr", distribution="td-zarr", if_missing=True):
+        yield
+
+
+@pytest.fixture(scope="session")
+def urls(registered: None) -> Iterator[None]:
+    """Register the stores of URLs for a test; skip it without td-remote."""
+    stores = pytest.importorskip("td_remote.plugin")
+    with installed(stores, id="remote", distribution="td-remote", if_missing=True):
         yield
 
 
@@ -47,7 +51,7 @@ def handler() -> type[http.server.SimpleHTTPRequestHandler]:
 
 
 @pytest.fixture
-def server(handler: type[http.server.SimpleHTTPRequestHandler], tmp_path: Path) -> Iterator[str]:
+def server(urls: None, handler: type[http.server.SimpleHTTPRequestHandler], tmp_path: Path) -> Iterator[str]:
     """Serve a directory, and return its URL."""
     answer = functools.partial(handler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answer) as serving:

@@ -172,10 +172,11 @@ def test_answer_of_failing_server_raises_os_error(
 ) -> None:
     pytest.importorskip("aiohttp")
     save(make_data(1), tmp_path / "x.zarr", **options)
-    opened = open_group(f"{server}/x.zarr")
+    once = {"retries": 0}
+    opened = open_group(f"{server}/x.zarr", storage_options=once)
     monkeypatch.setattr(FaultyHandler, "fault", fault)
-    for read in (lambda: load(f"{server}/x.zarr"), lambda: opened[[2, 0]]):
-        with pytest.raises(OSError, match="cannot read 'a/c|cannot read 'x.zarr/a/c"):
+    for read in (lambda: load(f"{server}/x.zarr", storage_options=once), lambda: opened[[2, 0]]):
+        with pytest.raises(OSError, match="cannot read the object 'a/c"):
             read()
     monkeypatch.setattr(FaultyHandler, "fault", "none")
     assert (opened[[2, 0]] == make_data(1, 2)).all()

@@ -20,6 +20,7 @@ from td_zarr import open as open_group
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Return a location of each kind, where nothing is yet."""
     if request.param == "fsspec":
+        request.getfixturevalue("urls")
         pytest.importorskip("fsspec").filesystem("memory").store.clear()
         return "memory://bucket/x.zarr"
     if request.param == "group":

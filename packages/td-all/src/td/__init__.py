@@ -1,7 +1,8 @@
 """td-core with all of its siblings under one import.
 
 It has every public name of ``td_core``, ``td_store``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``, and
-those for Zarr groups that are opened; each name is loaded when it is first used. ``td.data`` is the package ``td_data``.
+those for Zarr groups that are opened; each name is loaded when it is first used. ``td.data`` is the package ``td_data``, and
+``td.remote`` is ``td_remote``.
 
 >>> import torch, td
 >>> data = td.TensorDict({"obs": torch.zeros(3, 4), "task": "reach"}, batch_size=[3])
@@ -18,6 +19,7 @@ import td_data as data  # noqa: F401  a name of td
 import td_distributed as _td_distributed
 import td_memmap as _td_memmap
 import td_nn as _td_nn
+import td_remote as remote  # noqa: F401
 import td_store as _td_store
 import td_tensorclass as _td_tensorclass
 from td_core.spi import lazy_names as _lazy_names

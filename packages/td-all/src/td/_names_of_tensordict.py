@@ -14,7 +14,7 @@ from td_core.spi import SHORT_NAMES, make_dense
 
 __all__ = ["lazy_legacy", "parse_tensor_dict_string", "set_lazy_legacy"]
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 
 _COMPACT_ROOT = re.compile(
     r"\w+\(batch_size=\[([\d,]*)\](?:, device=([\w:]+))?(?:, stack_dim=\d+)?, fields=\{"

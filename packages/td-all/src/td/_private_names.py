@@ -266,7 +266,7 @@ def _list_members(
         include_nested: bool = False,
         leaves_only: bool = False,
         is_leaf: object = None,
-        **options: Any,
+        **options: object,
     ) -> object:
         if is_leaf is MEMBERS_AS_NODES and include_nested:
             return [take(pair) for pair in _iter_entries(self, leaves_only)]

@@ -50,6 +50,8 @@ FIRST_PARTY: dict[str, tuple[str, ...]] = {
     "td-zarr": ("td-store",),
     "td-hdf5": ("td-store",),
     "td-arrow": ("td-store",),
+    "td-remote": ("td-store",),
+    "td-redis": ("td-store",),
 }
 
 _PROVIDER = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==([A-Za-z0-9.+!_\-]*)\Z")

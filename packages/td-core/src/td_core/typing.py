@@ -191,9 +191,10 @@ class ObjectStore(Protocol):
     Each error is an OSError or a :class:`~td_core.TensorDictError`. It names the location and the object, and has the error of a
     library as its cause. ``td_store.testing`` has ``ObjectStoreTests``, a suite for a store, and ``MemoryStore``, which is one.
 
-    Three members are optional. ``peek(name, size)`` returns the description of an object and its first bytes, read with one
-    request, or None if it is missing. ``reopen(storage_options)`` gives a store its options again, which its pickle does not
-    contain. The attribute ``gap`` is the number of bytes between two ranges that cost less than a request.
+    Five members are optional. ``peek(name, size)`` returns the description of an object and its first bytes, read with one
+    request, or None if it is missing. ``peek_ends(name, size)`` returns the last bytes, too, as a third item, in the same time.
+    ``reopen(storage_options)`` gives a store its options again, which its pickle does not contain. The attribute ``gap`` is the
+    number of bytes between two ranges that cost less than a request, and ``parent`` is the store of the location above.
 
     Attributes:
         where: the location for messages: a URL without user, password and query.
@@ -254,6 +255,8 @@ class ObjectLocation:
 
     #: Size of the part of an object that ``detect`` of each format receives: most headers are shorter.
     HEAD_SIZE: Final = 1 << 16
+    #: Suffixes of files that have their directory at the end, which is read together with the beginning.
+    ENDS: Final = (".tdz", ".zip", ".parquet", ".pq", ".arrow", ".feather", ".ipc")
     #: Names of objects that trees have: if the location is not an object, one request looks for all of them.
     MARKS: Final = ("meta.json", "zarr.json", ".zgroup", "model.safetensors.index.json", "model.safetensors")
 
@@ -288,16 +291,39 @@ class ObjectLocation:
         return self._location
 
     @cached_property
-    def first(self) -> tuple[ObjectInfo, memoryview] | None:
-        """Description and first bytes of the object at the location; None if it is not an object."""
-        peek = getattr(self.store, "peek", None)
+    def _ends(self) -> tuple[ObjectInfo, memoryview, memoryview | None] | None:
+        """Description, first bytes, and last bytes if the name says that they are needed."""
+        size, at_end = self.HEAD_SIZE, self.where.lower().endswith(self.ENDS)
+        peek, peek_ends = getattr(self.store, "peek", None), getattr(self.store, "peek_ends", None)
+        if at_end and peek_ends is not None:
+            both: tuple[ObjectInfo, memoryview, memoryview] | None = peek_ends("", size)
+            return both
         if peek is not None:
-            found: tuple[ObjectInfo, memoryview] | None = peek("", self.HEAD_SIZE)
-            return found
+            found: tuple[ObjectInfo, memoryview] | None = peek("", size)
+            return None if found is None else (*found, None)
         (info,) = self.store.stat([""])
         if info is None:
             return None
-        return info, self.store.read([Range("", 0, min(info.size, self.HEAD_SIZE), info.stamp)])[0]
+        ranges = [Range("", 0, min(info.size, size), info.stamp)]
+        if at_end and info.size > size:
+            ranges.append(Range("", info.size - size, info.size, info.stamp))
+        first, *last = self.store.read(ranges)
+        return info, first, last[0] if last else None
+
+    @property
+    def first(self) -> tuple[ObjectInfo, memoryview] | None:
+        """Description and first bytes of the object at the location; None if it is not an object."""
+        return None if self._ends is None else self._ends[:2]
+
+    @cached_property
+    def last(self) -> memoryview:
+        """The last bytes of the object, as many as of its beginning; empty if there is none."""
+        if self._ends is None:
+            return memoryview(b"")
+        info, first, last = self._ends
+        if last is not None or info.size <= self.HEAD_SIZE:
+            return first if last is None else last
+        return self.store.read([Range("", info.size - self.HEAD_SIZE, info.size, info.stamp)])[0]
 
     @property
     def head(self) -> bytes:
@@ -305,9 +331,14 @@ class ObjectLocation:
         return b"" if self.first is None else bytes(self.first[1])
 
     @cached_property
+    def marked(self) -> dict[str, ObjectInfo]:
+        """The objects whose names mark a tree, and that are below the location, by name."""
+        return {info.name: info for info in self.store.stat(self.MARKS) if info is not None}
+
+    @property
     def marks(self) -> frozenset[str]:
-        """The names that mark a tree of objects, and that are below the location."""
-        return frozenset(info.name for info in self.store.stat(self.MARKS) if info is not None)
+        """The names of these objects."""
+        return frozenset(self.marked)
 
     def find_folder(self) -> ObjectLocation:
         """Return the location above a URL, whose objects are beside the one at the URL.
@@ -315,6 +346,8 @@ class ObjectLocation:
         Raises:
             ValueError: the caller has passed a store, which has nothing above its location.
         """
+        if self.url is None and hasattr(self.store, "parent"):
+            return ObjectLocation(self.store.parent)
         if self.url is None:
             raise ValueError(f"{self.where} names objects beside it: pass the store of the folder above it")
         path, mark, query = self.url.partition("?")

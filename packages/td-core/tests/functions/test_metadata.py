@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import DimNamesError, KeyPathError, StructureError
 
 
@@ -79,6 +79,13 @@ class TestLeaves:
         assert make_dense().is_contiguous()
         assert not make_lazy_stack().is_contiguous()
         assert not TensorDict({"n": {"a": torch.zeros(2, 3).T}}).is_contiguous()
+        # Below a plain node, other kinds count as they are.
+        for fits, leaf in ((True, torch.zeros(2, 3)), (False, torch.zeros(3, 2).T)):
+            assert TensorDictParams(TensorDict({"a": leaf})).is_contiguous() == fits
+            assert (
+                TensorDict({"b": 1, "n": TensorDictParams(TensorDict({"a": leaf}))}).is_contiguous() == fits
+            )
+        assert not TensorDict({"a": 1, "n": {"stack": make_lazy_stack()}}).is_contiguous()
 
     def test_is_shared_requires_every_leaf(self) -> None:
         td = TensorDict({"a": torch.zeros(3).share_memory_(), "n": {"b": torch.zeros(3)}})

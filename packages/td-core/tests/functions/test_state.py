@@ -161,6 +161,22 @@ def test_state_dict_flat_key_collision_raises():
     assert target["a.b"] == 1 and target["a", "b"] == 0
 
 
+@pytest.mark.parametrize("keep_vars", [False, True])
+def test_state_dict_of_many_leaves_equals_that_of_each(keep_vars: bool) -> None:
+    leaves = {f"k{i}": torch.full((2,), float(i), requires_grad=True) for i in range(12)}
+    td = TensorDict({"n": TensorDict(dict(leaves)), "x": torch.ones(1)})
+    state = td.state_dict(keep_vars=keep_vars, prefix="p.")
+    assert list(state) == [*(f"p.n.{key}" for key in leaves), "p.x"]
+    for key, leaf in leaves.items():
+        found = state[f"p.n.{key}"]
+        assert (found is leaf) == keep_vars
+        assert found.requires_grad == keep_vars
+        assert found.data_ptr() == leaf.data_ptr()
+    td["n.k3"] = torch.zeros(1)
+    with pytest.raises(KeyPathError, match=r"two leaves have the dotted key 'n.k3'"):
+        TensorDict({"n.k3": torch.zeros(1), "n": td["n"]}).state_dict()
+
+
 def test_state_dict_lazy_stack_loads_into_members():
     members = [TensorDict({"a": torch.full((2,), float(i))}) for i in range(3)]
     state = LazyStackedTensorDict(*members).state_dict()

@@ -34,6 +34,27 @@ def test_construct_nested_mapping_inherits_batch_size_and_device():
     assert list(td.keys(True, True)) == [("a", "b", "c"), ("d", "e")]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "read"),
+    [
+        ("k", torch.ones(3), lambda td: td["k"].tolist() == [1, 1, 1]),
+        ("k", 5, lambda td: td["k"].item() == 5),
+        ("k", {"a": 1}, lambda td: td["k", "a"].item() == 1),
+        (("n", "k"), torch.ones(2), lambda td: td["n", "k"].tolist() == [1, 1]),
+        ("k", nn.Parameter(torch.ones(1)), lambda td: isinstance(td["k"], nn.Parameter)),
+    ],
+)
+def test_construct_with_many_entries_converts_the_last_one(key, value, read):
+    source = {f"k{i}": torch.full((2,), i) for i in range(10)}
+    td = TensorDict({**source, key: value})
+    assert read(td)
+    assert list(td.keys())[:10] == list(source)
+    td["new"] = 1
+    assert "new" not in source
+    with pytest.raises(KeyPathError, match="a key is a string"):
+        TensorDict({**source, 3: torch.ones(1)})
+
+
 def test_construct_key_and_nested_key_below_it_raises():
     for source in ({("a", "b"): 1, "a": {"c": 2}}, {"a": {"c": 2}, ("a", "b"): 1}):
         with pytest.raises(KeyError, match="both the key 'a' and the nested key"):

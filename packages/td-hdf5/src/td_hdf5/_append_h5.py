@@ -10,7 +10,7 @@ import torch
 
 from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperationError
 from td_core.spi import show_path
-from td_store.arrays import as_storable, check_growing, join_rows
+from td_store.arrays import as_storable, check_growing, join_rows, refuse_objects
 
 from ._datasets import NATIVE, find_array, read_header, write_header, write_part
 from ._h5_files import Location, StoreFile, find_filename, flush_file, has_path, open_path
@@ -44,6 +44,7 @@ def append(rows: Any, path: Location) -> None:
         if leaves is not None:
             _grow(path, path.id, leaves, rows.batch_size[0])
         return
+    refuse_objects(path, "append to", "save() the rows to another location, or use the format 'zarr'")
     place = os.fspath(path)
     # Another process must not add rows between the read of the old ones and the write of all.
     with open_path(place, maps=True):

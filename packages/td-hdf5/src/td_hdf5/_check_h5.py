@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from td_core import Report, Tree
+from td_core.spi import Serializer
 from td_core.typing import Progress
 from td_store.arrays import check_arrays, describe_arrays, list_texts, read_hashes, report_damage
 
@@ -47,7 +48,7 @@ def verify(path: Location, *, progress: Progress = False) -> Report:
     """Check the structure of a save, read every dataset, and compare its hash if hashes were stored (``checksums=True``).
 
     Args:
-        path: the file, or an open ``h5py.File`` or ``h5py.Group``.
+        path: the file, also a URL or an object store, or an open ``h5py.File`` or ``h5py.Group``.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
 
     Returns:
@@ -61,6 +62,7 @@ def verify(path: Location, *, progress: Progress = False) -> Report:
     >>> print(verify("data.h5"))
     data.h5: 1 files, 1 hashes, 0 problems
     """
+    path = Serializer.find_objects(path) or path
     shown = find_filename(path)
     return report_damage(shown, os.path.basename(shown), partial(_check, path, progress))
 
@@ -75,6 +77,10 @@ def _check(path: Location, progress: Progress) -> Report:
             if name in texts:
                 content = "\0".join(read_text_dataset(save.file, texts[name], save.path)).encode()
                 return torch.frombuffer(bytearray(content) or bytearray(1), dtype=torch.uint8)[: len(content)]
+            if save.remote is not None and name not in save.loaded:
+                source = save.remote.make_source(name, save.arrays[name], name)
+                whole: torch.Tensor = source.read(tuple(slice(0, n, 1) for n in source.shape))
+                return whole
             return read_arrays_of(save, [name], True, 0, lambda count: None)[name]
 
         def locate(name: str) -> str:

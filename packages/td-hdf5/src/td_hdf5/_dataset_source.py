@@ -70,7 +70,7 @@ class DatasetSource:
     def __repr__(self) -> str:
         return f"{self.file.path}, dataset {self.name!r}"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._kept is not None:
             return KeptSource, (self._kept,)
         return DatasetSource, (self.file.path, self.file.identity, self.name, tuple(self.shape), self.dtype)
@@ -91,7 +91,7 @@ class DatasetSource:
         """Read all elements, of a dataset whose link was removed: reads and writes stay in memory from now on."""
         whole = self._extend(tuple(slice(0, n, 1) for n in self.shape))
         with convert_errors(repr(self)):  # another collection can have replaced it by a smaller one
-            self._kept = self._restore(_read_dataset(dataset, whole, self._stored.dtype))
+            self._kept = self._restore(read_dataset(dataset, whole, self._stored.dtype))
 
     def read(self, index: SourceIndex) -> Tensor:
         """Return a copy of a part of the leaf."""
@@ -107,7 +107,7 @@ class DatasetSource:
                 part.clone(memory_format=torch.contiguous_format) if _find_vector(full) is None else part
             )
         with self.file.use() as file, convert_errors(repr(self)):
-            return self._restore(_read_dataset(self._find(file), full, self._stored.dtype))
+            return self._restore(read_dataset(self._find(file), full, self._stored.dtype))
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write a part of the leaf into the file."""
@@ -206,7 +206,8 @@ def as_signed(tensor: Tensor) -> Tensor:
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-def _read_dataset(dataset: h5py.h5d.DatasetID, index: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+def read_dataset(dataset: h5py.h5d.DatasetID, index: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    """Return a part of a dataset of a dtype, as :func:`as_signed`."""
     dim = _find_vector(index)
     if dim is None:
         return as_signed(read_part(dataset, index, dtype))

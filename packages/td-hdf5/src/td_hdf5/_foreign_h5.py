@@ -92,7 +92,7 @@ class _Reader:
         self.shapes: list[list[tuple[int, ...]]] = []
         self.above: list[int] = []
         #: The addresses of groups by their row. A file can link a group many times, also below itself.
-        self.addresses: dict[int, Any] = {}
+        self.addresses: dict[int, object] = {}
         #: Texts: position of their row, shape and elements.
         self.texts: list[tuple[int, tuple[int, ...], Any, bool]] = []
 
@@ -138,13 +138,13 @@ class _Reader:
                 elif item is not None:
                     self.leave_out(name, f"it is a {type(item).__name__.lower()}")
 
-    def _is_within(self, position: int, address: Any) -> bool:
+    def _is_within(self, position: int, address: object) -> bool:
         """Return True if a row, or one above it, is that of the group with an address."""
         while position >= 0 and self.addresses.get(position) != address:
             position = self.above[position]
         return position >= 0
 
-    def _open_link(self, group: h5py.Group, key: str) -> Any:
+    def _open_link(self, group: h5py.Group, key: str) -> object:
         link = group.get(key, getlink=True)
         if isinstance(link, h5py.ExternalLink):
             self.leave_out(self.name, f"it is a link to another file, {link.filename!r}")
@@ -262,11 +262,11 @@ def _is_opaque(dtype: np.dtype[Any]) -> bool:
     return bool(dtype.metadata and dtype.metadata.get("h5py_opaque"))
 
 
-def _get_address(group: h5py.Group) -> Any:
+def _get_address(group: h5py.Group) -> object:
     info = h5py.h5o.get_info(group.id)
     return info.fileno, info.addr
 
 
-def _read_attribute(dataset: h5py.Dataset, name: str) -> Any:
+def _read_attribute(dataset: h5py.Dataset, name: str) -> object:
     value = dataset.attrs.get(name)
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -28,6 +28,7 @@ except ImportError:  # Windows
 
 from td_core.errors import FormatError, TensorDictError
 from td_core.spi import check_regular, open_regular
+from td_core.typing import ObjectLocation
 from td_store.arrays import map_file, sync_file
 from td_store.files import allocate_file, identify_file
 
@@ -50,14 +51,16 @@ H5_ERRORS = (
 )
 
 
-#: A path, or an open file or group of h5py.
+#: A path, or an open file or group of h5py; a URL or an object store where that is said.
 Location: TypeAlias = "str | os.PathLike[str] | h5py.Group"
 
 
-def find_filename(location: Location | h5py.Dataset) -> str:
+def find_filename(location: Location | h5py.Dataset | ObjectLocation) -> str:
     """Return the path of the file of a location."""
     if isinstance(location, (str, os.PathLike)):
         return os.fspath(location)
+    if isinstance(location, ObjectLocation):
+        return location.where
     return str(location.file.filename)
 
 

@@ -28,6 +28,7 @@ from td_store.arrays import (
     find_row,
     list_names,
     list_texts,
+    refuse_objects,
     take_texts,
 )
 
@@ -330,6 +331,7 @@ class PersistentTensorDict(LiveCollection):
             data = TensorDict(data, batch_size=batch_size)
         elif auto_batch_size or not hasattr(input_dict, "batch_size"):
             data = data.copy().auto_batch_size_(batch_dims)
+        refuse_objects(filename, "open for writing", "td_core.save() saves it there")
         save(data, filename, **kwargs)
         return _open(os.fspath(filename), "r+", device, kwargs)
 
@@ -366,7 +368,7 @@ class PersistentTensorDict(LiveCollection):
         )  # which refuses a block without such an operation
         self.close()
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Reduce to the path of the file and the keys of a nested collection."""
         return rebuild_persistent, (
             self.filename,
@@ -433,6 +435,7 @@ def to_h5(data: Any, filename: str | os.PathLike[str], **options: Any) -> Any:
     >>> from_h5("data.h5")["b"].tolist()
     [-1.0, -1.0]
     """
+    refuse_objects(filename, "open for writing", "td_core.save() saves it there")
     save(data, filename, **options)
     kept = {item.name: options[item.name] for item in fields(DatasetOptions) if item.name in options}
     return _open(os.fspath(filename), "r+", None, kept)
@@ -464,6 +467,7 @@ def from_h5(
     if mode not in ("r", "r+"):
         raise ValueError(f"mode is 'r' or 'r+'; got {mode!r}")
 
+    refuse_objects(filename, "open as a live collection", "td_core.open() reads it")
     opened = _open(os.fspath(filename), mode, None, {}, stacks=non_tensor_as_stack)
     if batch_size is not None:
         opened.batch_size = batch_size

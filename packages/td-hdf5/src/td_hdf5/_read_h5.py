@@ -15,7 +15,7 @@ from torch import Tensor
 
 from td_core import NestedKey
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import Encoded, check_mode, make_reporter, run_parallel, select_keys
+from td_core.spi import Encoded, Serializer, check_mode, make_reporter, run_parallel, select_keys
 from td_core.typing import DeviceType, Progress
 from td_store import StoredTensor
 from td_store.arrays import (
@@ -29,9 +29,12 @@ from td_store.arrays import (
     list_names,
     list_texts,
     make_table_header,
+    open_place,
     prune_table,
     read_into,
+    read_stored,
     read_texts,
+    refuse_objects,
     refuse_values,
     restore,
     view_mapped,
@@ -66,6 +69,7 @@ from ._h5_files import (
     show_error,
 )
 from ._h5_layout import add_parents, read_arrays
+from ._object_h5 import ObjectH5File, open_object
 from ._text_datasets import read_text_dataset
 from ._write_h5 import create_new
 
@@ -84,6 +88,7 @@ class Save:
         others: names of links that belong to no leaf.
         loaded: arrays in memory, by names that the file does not have.
         prefix: what precedes the names of the datasets of a group in the file.
+        remote: the file in an object store, or None.
     """
 
     path: str
@@ -95,6 +100,7 @@ class Save:
     others: list[str] = field(default_factory=list)
     loaded: dict[str, Tensor] = field(default_factory=dict)
     prefix: str = ""
+    remote: ObjectH5File | None = None
 
     def make_blank(self, name: str) -> Tensor:
         """Return a meta tensor of the shape and dtype of a dataset."""
@@ -131,6 +137,14 @@ def open_save(path: Location, *, strict: bool | None = None, stacks: bool = True
     """
     if isinstance(path, h5py.Group):
         yield _describe_group(path, strict, stacks)
+        return
+    objects = Serializer.find_objects(path)
+    if objects is not None:
+        remote = open_object(objects)
+        with remote.use() as (_, opened):
+            found = describe_file(opened, objects.where, strict=strict, stacks=stacks)
+            found.remote = remote
+            yield found
         return
     place = os.fspath(path)
     with open_path(place) as file:
@@ -204,7 +218,7 @@ def load(
     *,
     device: DeviceType | None = None,
     keys: Iterable[NestedKey] | NestedKey | None = None,
-    rows: Any = None,
+    rows: object = None,
     strategy: str = "auto",
     strict: bool | None = None,
     num_threads: int = 0,
@@ -215,7 +229,7 @@ def load(
     Files of tensordict and of other programs load too: groups are nested collections, datasets are leaves, and text is a value.
 
     Args:
-        path: the file, or an open ``h5py.File`` or ``h5py.Group``.
+        path: the file, also a URL or an object store, or an open ``h5py.File`` or ``h5py.Group``.
         device: device of the leaves; ``"meta"`` reads no leaf.
         keys: keys or key paths to load, with all that is below them. Nothing else is read.
         rows: index of the first batch dim: an int, a slice or positions. Other rows are not read.
@@ -241,6 +255,13 @@ def load(
         raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")
     target = None if device is None else torch.device(device)
     is_meta = target is not None and target.type == "meta"
+    objects = Serializer.find_objects(path)
+    if objects is not None and not is_meta:
+        if strategy == "mmap":
+            raise ValueError(f"{objects.where} is a URL, which cannot be mapped: leave out strategy")
+        lazy = open_collection(objects, mode="c", keys=keys, strict=strict)
+        result = read_stored(lazy, rows, progress)
+        return result if target is None else result.to(target)
     if rows is not None and not is_meta and has_path(path):
         held = contextlib.nullcontext() if isinstance(path, h5py.Group) else open_path(os.fspath(path))
         with held:  # a save could replace the file before the rows are read
@@ -319,7 +340,7 @@ def open_collection(
     read. A pickle of an opened collection, as one that a DataLoader sends to a worker, has the names of the datasets.
 
     Args:
-        path: the file, or an open ``h5py.File`` or ``h5py.Group``, whose file is opened again.
+        path: the file, also a URL or an object store, or an open ``h5py.File`` or ``h5py.Group``, whose file is opened again.
         mode: ``"r"`` refuses writes, ``"r+"`` writes into the file, ``"c"`` keeps writes in the memory of this process.
             Except with ``"c"``, the collection is locked: see :class:`td_hdf5.PersistentTensorDict` to add and remove keys.
         keys: keys or key paths to open, with all that is below them.
@@ -336,6 +357,8 @@ def open_collection(
     tensor([7, 5])
     """
     check_mode(mode)
+    if mode == "r+":
+        refuse_objects(path, "write into", "open it with mode='c', and save() the result")
     with open_save(path, strict=strict) as save:
         table = select_keys(save.table, keys, save.path)
         if mode == "r+":
@@ -380,6 +403,7 @@ def create(
     Raises:
         FileExistsError: something is at ``path``.
     """
+    refuse_objects(path, "create a file to fill at", "save() the collection when it is complete")
     options = DatasetOptions(chunks, compression, compression_opts, shuffle, fletcher32)
     create_new(like, path, vars(options))
     return open_collection(path, mode="r+")
@@ -400,6 +424,8 @@ def open_table(
     Raises:
         FormatError: the table does not describe a collection, or contradicts the datasets.
     """
+    if save.remote is not None:
+        return _open_remote_table(save, save.remote, table, mode, strict)
     if not os.path.exists(save.path):
         raise UnsupportedOperationError(
             f"{save.path} is not a file in the file system: only load() can read it"
@@ -435,3 +461,19 @@ def open_table(
         return opened.expand(leaf.shape) if "expand" in place else opened
 
     return build_leaves(save.read_texts(table), save.path, open_leaf, device, strict=strict is not False)
+
+
+def _open_remote_table(
+    save: Save, remote: ObjectH5File, table: Encoded, mode: str, strict: bool | None
+) -> Any:
+    """Build the collection of a table of a file in an object store."""
+
+    def open_array(name: str, place: Place) -> Any:
+        return remote.make_source(name, save.arrays[name], place)
+
+    def open_leaf(place: Place) -> Tensor:
+        if save.loaded.keys() >= set(list_names(place)):
+            return restore(place, save.loaded.__getitem__)
+        return open_place(place, open_array, mode)
+
+    return build_leaves(save.read_texts(table), save.path, open_leaf, strict=strict is not False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -24,7 +24,7 @@ _ADDRESS = 16
 
 
 def write_text_dataset(
-    parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, Any]
+    parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, object]
 ) -> None:
     """Write a text column as a new dataset of a group. It has no filters, which HDF5 would apply to addresses of strings."""
     how: dict[str, object] = {}

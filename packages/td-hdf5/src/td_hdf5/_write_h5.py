@@ -12,7 +12,7 @@ import h5py
 from torch import Tensor
 
 from td_core.errors import LockedError
-from td_core.spi import make_reporter, run_in_background, show_path
+from td_core.spi import Serializer, make_reporter, run_in_background, show_path
 from td_core.typing import Progress
 from td_store import StoredTensor
 from td_store.arrays import PlannedArray, TextColumn, as_storable
@@ -44,6 +44,7 @@ from ._h5_files import (
     show_error,
 )
 from ._h5_layout import Layout, make_layout
+from ._object_h5 import upload_file
 from ._text_datasets import write_text_dataset
 
 #: A leaf in a store is read and written in parts of this many bytes.
@@ -71,7 +72,8 @@ def save(
 
     Args:
         data: the collection.
-        path: the file to write, or a group of an ``h5py.File`` that is open for writing: an empty one, or that of another save.
+        path: the file to write, also a URL or an object store; or a group of an ``h5py.File`` that is open for writing: an empty
+            one, or that of another save.
         chunks: sizes of the first dims of chunks, which have whole rows in the other dims; True for chunks of about 1 MB. None
             stores contiguous datasets, which can be mapped, unless there is another option that needs chunks.
         compression: ``"gzip"``, ``"lzf"``, ``"szip"`` or the number of a filter, as for ``h5py.Group.create_dataset``.
@@ -96,20 +98,24 @@ def save(
     >>> save(td, "data.h5") is td
     True
     """
-    place = find_filename(path)
+    objects = Serializer.find_objects(path)
+    place = find_filename(objects or path)
     if isinstance(path, h5py.Group):
         check_replaceable(path)
         if any(isinstance(leaf, StoredTensor) for leaf in data._leaves()):
             data = data.clone()  # it can be the save that is replaced
-    elif os.path.isdir(place):
+    elif objects is None and os.path.isdir(place):
         raise IsADirectoryError(f"cannot save to {place!r}, which is a directory: pass the path of a file")
     options = vars(DatasetOptions(chunks, compression, compression_opts, shuffle, fletcher32))
     layout = make_layout(data)
-    report = make_reporter(progress, sum(array.nbytes for array in layout.plan.arrays.values()), "save")
+    total = sum(array.nbytes for array in layout.plan.arrays.values())
+    report = make_reporter(progress, total, "save")
 
     fill = partial(_fill, layout, options, checksums=checksums, report=report)
     if isinstance(path, h5py.Group):
         write = partial(_write_group, path, fill)
+    elif objects is not None:
+        write = partial(upload_file, objects, fill, total)
     else:
         write = partial(_write_new, place, fill, durable)
     if not return_early:
@@ -190,7 +196,7 @@ def _create_planned(
 
 
 def _write_text_column(
-    parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, Any]
+    parent: h5py.h5g.GroupID, name: str, column: TextColumn, options: Mapping[str, object]
 ) -> None:
     """Write a text column; an error has its key path."""
     try:

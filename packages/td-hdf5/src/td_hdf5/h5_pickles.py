@@ -7,6 +7,7 @@
 True
 """
 
+from ._object_h5 import ObjectDataset, ObjectH5File
 from ._persistent import rebuild_persistent
 
-__all__ = ["rebuild_persistent"]
+__all__ = ["ObjectDataset", "ObjectH5File", "rebuild_persistent"]

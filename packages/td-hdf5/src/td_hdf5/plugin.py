@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from td_core.spi import Coercer, LazyFunction, Serializer, hookimpl, make_classmethod
+from td_core.typing import ObjectLocation
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,7 @@ class Hdf5Format(Serializer):
     name = "hdf5"
     stores_kinds = True
     suffixes = (".h5", ".hdf5")
+    reads_objects = True
     locations = ("h5py.Group",)
     reads_stored_tensors = True
 
@@ -39,6 +41,8 @@ class Hdf5Format(Serializer):
 
     def detect(self, location: object, head: bytes) -> bool:
         """Return True for a file with the signature of HDF5, which can be after a block of another program; or for a group."""
+        if isinstance(location, ObjectLocation):
+            return any(head.startswith(_SIGNATURE, at) for at in (0, *(512 << i for i in range(7))))
         if not isinstance(location, Path):
             return True
         if head.startswith(_SIGNATURE):
@@ -77,7 +81,7 @@ def from_h5(
     mode: str = "r",
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    batch_size: Any = None,
+    batch_size: object = None,
     non_tensor_as_stack: bool = False,
 ) -> Any:
     """Open an HDF5 file; see :func:`td_hdf5.from_h5`. A class with declared entries returns an instance of itself.
@@ -99,13 +103,13 @@ def from_h5(
     )
 
 
-def _open_as(cls: type, filename: object, **options: object) -> Any:
+def _open_as(cls: type, filename: object, **options: object) -> object:
     from ._persistent import open_as
 
     return open_as(cls, filename, **options)
 
 
-def _to_entry(item: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
+def _to_entry(item: object, batch_size: torch.Size, device: torch.device | None) -> Any:
     from ._read_h5 import read_object
 
     return read_object(item)

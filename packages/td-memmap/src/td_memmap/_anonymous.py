@@ -78,7 +78,7 @@ class AnonymousFile:
             self._memory = map_memory(self.fd, self.nbytes, True)
         return view_elements(self._memory, dtype, count, weakref.ref(self), offset)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(
             "an anonymous file can only be sent by the pickler of multiprocessing; pickle the tensor to write its "
             "elements"

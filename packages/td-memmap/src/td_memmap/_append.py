@@ -22,6 +22,7 @@ import torch
 from td_core import TensorCollection, TensorDict, kinds
 from td_core.errors import CodecError, FormatError, StructureError
 from td_core.spi import RULES, add_check_line, is_same_value, show_path
+from td_store.arrays import refuse_objects
 from td_store.files import Checksum
 
 from . import _file_names, _fs
@@ -31,7 +32,7 @@ from ._errors import AppendError
 from ._fs import DirectoryTree, Parts
 from ._grow_leaves import Growth, LeafGrowth, find_leaves, list_row_growth
 from ._load import LoadOptions, Node, Reader
-from ._manifest import read_file_chunks, read_manifest, verify_tree
+from ._manifest import read_manifest, verify_tree
 from ._meta import (
     LeafEntry,
     format_manifest,
@@ -81,6 +82,7 @@ def append_memmap(
     """
     if not isinstance(rows, TensorCollection):
         raise TypeError(f"append_memmap takes a collection of rows; got {type(rows).__name__}")
+    refuse_objects(prefix, "append to", "save() the rows to another location, or use the format 'zarr'")
     path = _fs.make_absolute(prefix)
     if _fs.is_file(path):
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
@@ -417,12 +419,12 @@ def _write_manifest(
     if algorithm is not None:
         hashes = {place: Checksum(algorithm, [text]).hexdigest() for place, text in metas.items()}
         hashes |= {
-            place: Checksum(algorithm, read_file_chunks(tree, place)).hexdigest()
+            place: Checksum(algorithm, tree.chunks(place)).hexdigest()
             for place in sizes
             if place not in metas
         }
     texts = {place: f"{zlib.crc32(text):08x}" for place, text in metas.items()}
-    texts |= {place: Checksum("crc32", read_file_chunks(tree, place)).hexdigest() for place in sidecars}
+    texts |= {place: Checksum("crc32", tree.chunks(place)).hexdigest() for place in sidecars}
     tree.write((), _file_names.MANIFEST, format_manifest(sizes, algorithm, hashes, texts))
 
 
@@ -461,7 +463,7 @@ def _shorten(tree: DirectoryTree, place: Parts, length: int) -> None:
 
 def _copy(tree: DirectoryTree, place: Parts, size: int, target: int) -> None:
     position = 0
-    for piece in read_file_chunks(tree, place):
+    for piece in tree.chunks(place):
         kept = piece[: size - position]
         _fs.write_at(target, kept, position)
         position += len(kept)

@@ -17,8 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +33,7 @@ from ._chunks import iter_chunks
 from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import DirectoryTree, Parts
+from ._listed_files import ListedTree
 from ._load import LoadOptions, Node, Reader, check_metadata, retry_on_replace
 from ._mapped_memory import map_memory, view_elements
 from ._memmap_like import make_load_options, map_same_structure
@@ -45,14 +45,14 @@ from ._save_files import find_save_files
 from ._shapes import Shape, element_count, make_empty, reshape_flat
 from ._tensor import Place
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _ALIGNMENT = 64
 _PAD_BLOCK = 0x6474  # These are the bytes "td".
 _LOCAL_HEADER = 30
 _ZIP64_BLOCK = 20
 _LONGEST_NAME = (1 << 16) - 1
-#: Times of the entries of an archive. They are constant: zip times cannot be compared with file times.
-_TIMELESS = {"st_mtime_ns": 0, "st_ctime_ns": 0}
-
 #: Exceptions of ``zipfile`` for a file that is not a valid zip file.
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError, OverflowError)
 
@@ -121,21 +121,27 @@ def _write_atomically(
         )
     _fs.make_directories(os.path.dirname(path))
     with NewFile(path) as new:
-        with os.fdopen(os.dup(new.fd), "w+b") as file:
-            packing = _ArchiveWriter(file, method, level)
-            try:
-                yield packing
-            except BaseException:
-                packing.zip.fp = None  # This keeps ZipFile.close() from writing a zip directory.
-                raise
-            packing.zip.close()
+        with os.fdopen(os.dup(new.fd), "w+b") as file, _pack(file, method, level) as packing:
+            yield packing
         new.commit(durable=durable)
+
+
+@contextlib.contextmanager
+def _pack(file: IO[bytes], method: int, level: int | None = None) -> Iterator[_ArchiveWriter]:
+    """Write an archive to an open file."""
+    packing = _ArchiveWriter(file, method, level)
+    try:
+        yield packing
+    except BaseException:
+        packing.zip.fp = None  # This keeps ZipFile.close() from writing a zip directory.
+        raise
+    packing.zip.close()
 
 
 class _ArchiveWriter:
     """Writer of a new archive to an open file."""
 
-    def __init__(self, file: BinaryIO, method: int, level: int | None) -> None:
+    def __init__(self, file: IO[bytes], method: int, level: int | None) -> None:
         self._file = file
         self._method = method
         self._level = level
@@ -217,18 +223,28 @@ def _check_same_files(plan: Plan, path: str, options: MemmapOptions) -> None:
 
 
 def _write(plan: Plan, path: str, options: MemmapOptions) -> None:
+    with _write_atomically(path, options.compression, durable=options.durable) as packing:
+        _add_files(packing, plan, options)
+
+
+def write_to_file(plan: Plan, options: MemmapOptions, file: IO[bytes]) -> None:
+    """Write an archive to an open file."""
+    with _pack(file, _method(options.compression)) as packing:
+        _add_files(packing, plan, options)
+
+
+def _add_files(packing: _ArchiveWriter, plan: Plan, options: MemmapOptions) -> None:
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     leaves = {file.path: file for file in plan.leaves if file.nbytes}
     report = make_reporter(options.progress, sum(file.nbytes for file in leaves.values()), "save")
-    with _write_atomically(path, options.compression, durable=options.durable) as packing:
-        for place in sorted((*texts, *leaves), key=_order):
-            if place in texts:
-                packing.add(place, [texts[place]], len(texts[place]))
-                continue
-            file = leaves[place]
-            empty = options.like and file.leaf is not None
-            packing.add(place, _zeros(file.nbytes) if empty else iter_chunks(file.tensor), file.nbytes)
-            report(file.nbytes)
+    for place in sorted((*texts, *leaves), key=_order):
+        if place in texts:
+            packing.add(place, [texts[place]], len(texts[place]))
+            continue
+        file = leaves[place]
+        empty = options.like and file.leaf is not None
+        packing.add(place, _zeros(file.nbytes) if empty else iter_chunks(file.tensor), file.nbytes)
+        report(file.nbytes)
 
 
 def _zeros(nbytes: int) -> Iterator[bytes]:
@@ -351,21 +367,47 @@ def unpack_memmap(
     return Path(prefix)
 
 
-class ArchiveTree:
+def _index_entries(archive: zipfile.ZipFile, path: str) -> dict[Parts, zipfile.ZipInfo]:
+    """Return the files of an archive by path; FormatError for an entry that cannot be read, or could leave its directory."""
+    files: dict[Parts, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        name = info.filename
+        place = _file_names.split_relative(name.rstrip("/"))
+        if place is None:
+            raise FormatError(f"{path}: the entry {name!r} would leave the directory it is unpacked to")
+        if not 0 <= info.header_offset < archive.start_dir:
+            raise FormatError(f"{path}: the entry {name!r} would start at byte {info.header_offset}")
+        if info.flag_bits & 1:
+            raise FormatError(f"{path}: the entry {name!r} is encrypted")
+        if name.endswith("/"):
+            # Skip directory entries of other tools: the paths of files imply every directory.
+            continue
+        if place in files:
+            raise FormatError(f"{path}: duplicate entry {name!r}")
+        files[place] = info
+    if (_file_names.META,) not in files:
+        raise FormatError(
+            f"{path} is not an archive of a save: a zip file with a {_file_names.META} at its top is expected"
+        )
+    return files
+
+
+class ArchiveTree(ListedTree):
     """Files of an archive, with the interface of a DirectoryTree.
+
+    Args:
+        path: the archive, for messages.
+        file: the archive as an open file; by default that at ``path`` is opened.
 
     Raises:
         FormatError: the file is not an archive of a save, or it is damaged.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.base: Parts = ()
-        self._file = os.fdopen(open_regular(path), "rb")
-        self._fd = self._file.fileno()
+    def __init__(self, path: str, file: Any = None) -> None:
+        self._file = os.fdopen(open_regular(path), "rb") if file is None else file
         try:
             self.zip = zipfile.ZipFile(self._file)
-            self._index()
+            self.files = _index_entries(self.zip, path)
         except BaseException as error:
             self._file.close()
             if isinstance(error, FormatError) or not isinstance(error, _BAD_ZIP):
@@ -373,76 +415,25 @@ class ArchiveTree:
             raise FormatError(
                 f"{path} is not an archive of a save: a zip file with a {_file_names.META} at its top is expected; {error}"
             ) from error
-
-    def _index(self) -> None:
-        self.files: dict[Parts, zipfile.ZipInfo] = {}
-        self._listing: dict[Parts, dict[str, bool]] = {(): {}}
-        for info in self.zip.infolist():
-            name = info.filename
-            path = _file_names.split_relative(name.rstrip("/"))
-            if path is None:
-                raise FormatError(
-                    f"{self.path}: the entry {name!r} would leave the directory it is unpacked to"
-                )
-            if not 0 <= info.header_offset < self.zip.start_dir:
-                raise FormatError(f"{self.path}: the entry {name!r} would start at byte {info.header_offset}")
-            if info.flag_bits & 1:
-                raise FormatError(f"{self.path}: the entry {name!r} is encrypted")
-            if name.endswith("/"):
-                # Skip directory entries of other tools: the paths of files imply every directory.
-                continue
-            if path in self.files:
-                raise FormatError(f"{self.path}: duplicate entry {name!r}")
-            self._list(path[:-1])[path[-1]] = False
-            self.files[path] = info
+        super().__init__(path, ((place, info.file_size) for place, info in self.files.items()))
         self._starts = [*sorted(info.header_offset for info in self.files.values()), self.zip.start_dir]
-        for path in self.files.keys() & self._listing.keys():
-            raise FormatError(f"{self.path}: the entry {'/'.join(path)!r} is a file and a directory")
-        if (_file_names.META,) not in self.files:
-            raise FormatError(
-                f"{self.path} is not an archive of a save: a zip file with a {_file_names.META} at its top is expected"
-            )
+        for place in self.files.keys() & self._listing.keys():
+            self._file.close()
+            raise FormatError(f"{path}: the entry {'/'.join(place)!r} is a file and a directory")
 
-    def _list(self, parts: Parts) -> dict[str, bool]:
-        """Return the listing of a directory, and add the directory to the listings of its parents."""
-        listing = self._listing.get(parts)
-        if listing is None:
-            listing = self._listing[parts] = {}
-            known = False
-            while not known:
-                above = parts[:-1]
-                known = above in self._listing
-                self._listing.setdefault(above, {})[parts[-1]] = True
-                parts = above
-        return listing
-
-    def __enter__(self) -> ArchiveTree:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.zip.close()
         self._file.close()
 
-    def show(self, parts: Parts, name: str = "") -> str:
-        """Format a path below the archive for error messages."""
-        inner = "/".join((*self.base, *parts, name) if name else (*self.base, *parts))
-        return f"{self.path}/{inner}" if inner else self.path
+    def find_end(self, info: zipfile.ZipInfo) -> int:
+        """Return the byte at which what follows an entry begins."""
+        return self._starts[bisect.bisect_right(self._starts, info.header_offset)]
 
-    def entries(self, parts: Parts = ()) -> dict[str, bool]:
-        """Return the names in a directory, mapped to True for subdirectories and to False for files."""
-        return self._listing.get((*self.base, *parts), {})
-
-    def stat(self, parts: Parts, name: str) -> SimpleNamespace | None:
-        """Return an object with the size and mode of a file or directory, or None if it does not exist."""
-        path = (*self.base, *parts, name)
-        info = self.files.get(path)
-        if info is not None:
-            return SimpleNamespace(st_size=info.file_size, st_mode=0o100644, **_TIMELESS)
-        return SimpleNamespace(st_size=0, st_mode=0o040755, **_TIMELESS) if path in self._listing else None
-
-    def stat_path(self, path: Parts) -> SimpleNamespace | None:
-        """Return an object with the size and mode at a path, or None if nothing exists there."""
-        return self.stat(path[:-1], path[-1])
+    def _read_at(self, size: int, position: int) -> bytes:
+        return os.pread(self._file.fileno(), size, position)
 
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
         """Return the content of a small file.
@@ -485,33 +476,33 @@ class ArchiveTree:
 
     def offset(self, info: zipfile.ZipInfo) -> int:
         """Return the byte at which the content of a stored entry starts."""
-        header = os.pread(self._fd, _LOCAL_HEADER, info.header_offset)
+        header = self._read_at(_LOCAL_HEADER, info.header_offset)
         where = f"{self.path}: the entry {info.filename!r}"
         if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
             raise FormatError(f"{where} has no header at byte {info.header_offset}")
         name_length, extra_length = struct.unpack("<HH", header[26:30])
-        name = os.pread(self._fd, name_length, info.header_offset + _LOCAL_HEADER)
+        name = self._read_at(name_length, info.header_offset + _LOCAL_HEADER)
         if name != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"):
             raise FormatError(f"{where} is called {name!r} in its own header")
         start: int = info.header_offset + _LOCAL_HEADER + name_length + extra_length
-        extra = os.pread(self._fd, extra_length, start - extra_length)
+        extra = self._read_at(extra_length, start - extra_length)
         position = 0
         while position + 4 <= extra_length:
             position += 4 + int.from_bytes(extra[position + 2 : position + 4], "little")
         if position > extra_length or any(extra[position:]):  # zipalign fills with up to three zeros
             raise FormatError(f"{where} has a damaged header")
-        following = bisect.bisect_right(self._starts, info.header_offset)
-        if start + info.file_size > self._starts[following]:
+        if start + info.file_size > self.find_end(info):
             raise FormatError(
-                f"{where} ends at byte {start + info.file_size}, what follows is at {self._starts[following]}"
+                f"{where} ends at byte {start + info.file_size}, what follows is at {self.find_end(info)}"
             )
         return start
 
     def map_whole(self, *, shared: bool) -> Any:
         """Map the file of the archive to memory, for :func:`view_elements`."""
-        size = _fs.get_open_status(self._fd).st_size
+        own = self._file.fileno()
+        size = _fs.get_open_status(own).st_size
         if not shared:
-            return map_memory(self._fd, size, False, self.path)
+            return map_memory(own, size, False, self.path)
         with _fs.closing(open_regular(self.path, write=True)) as fd:
             return map_memory(fd, size, True, self.path)
 

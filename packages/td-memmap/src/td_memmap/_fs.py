@@ -281,6 +281,12 @@ class DirectoryTree:
         finally:
             os.close(fd)  # This is faster than a ``with`` block.
 
+    def chunks(self, path: Parts) -> Iterator[bytes]:
+        """Yield the content of a file in chunks."""
+        fd, _ = self.open(path[:-1], path[-1])
+        with closing(fd):
+            yield from read_chunks(fd)
+
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
         """Return the names in a directory, mapped to True for subdirectories and to False for files."""
         try:

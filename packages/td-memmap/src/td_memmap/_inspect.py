@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from td_core import Tree
-from td_core.spi import show_size, visit
+from td_core.spi import Serializer, show_size, visit
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree
@@ -15,14 +16,15 @@ from ._directory_layouts import OUTER
 from ._fs import DirectoryTree, Parts
 from ._load import retry_on_replace
 from ._meta import FileTree, is_outer, read_node
+from ._object_trees import open_tree
 from ._plan import GENERAL
 
 
-def inspect(path: str | Path) -> Tree:
+def inspect(path: Any) -> Tree:
     """Return the tree of a save: names, kinds, shapes, dtypes, sizes and the plugins that wrote the nodes.
 
     Args:
-        path: directory or archive of a save, or the directory of a node in a save.
+        path: directory or archive of a save, or the directory of a node in a save; also a URL or an object store.
 
     Raises:
         FileNotFoundError: ``path`` does not exist.
@@ -35,6 +37,10 @@ def inspect(path: str | Path) -> Tree:
         n: TensorDict [], 8 bytes
             b: leaf [] torch.int64, 8 bytes
     """
+    objects = Serializer.find_objects(path)
+    if objects is not None:
+        with open_tree(objects) as remote:
+            return _inspect(remote, objects.where)
     place = _fs.make_absolute(path)
     name = os.path.basename(place)
     if _fs.is_file(place):

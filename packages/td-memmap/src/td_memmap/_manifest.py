@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from td_core import Problem, Report
 from td_core.errors import FormatError
-from td_core.spi import compare_check_line, make_reporter
+from td_core.spi import Serializer, compare_check_line, make_reporter
 from td_core.typing import Progress
 from td_store.files import Checksum
 
@@ -18,16 +17,24 @@ from ._archive import ArchiveTree
 from ._fs import DirectoryTree, Parts
 from ._load import check_metadata, retry_on_replace
 from ._meta import FileTree, parse_json, read_if_there, read_json
+from ._object_trees import open_tree
 
 
-def verify(path: str | Path, *, progress: Progress = False) -> Report:
+class CheckedTree(FileTree, Protocol):
+    """Files whose content is compared."""
+
+    def chunks(self, path: Parts) -> Iterator[Any]:
+        """Yield the content of a file in chunks."""
+
+
+def verify(path: Any, *, progress: Progress = False) -> Report:
     """Check the size of every file of a save, its metadata, and its hash if hashes were recorded (``checksums=True``).
 
     Elements that were written in place differ from a recorded hash, as damaged ones do: the report says ``"changed"``, and is
     not ``ok``. Save again to record new hashes. Metadata and values that td wrote in place have a checksum of their own.
 
     Args:
-        path: directory or archive of the save.
+        path: directory or archive of the save, also a URL or an object store.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
 
     Returns:
@@ -41,36 +48,49 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
     >>> verify("save").problems
     []
     """
+    objects = Serializer.find_objects(path)
+    if objects is not None:
+        with open_tree(objects) as tree:
+            if isinstance(tree, ArchiveTree):
+                return _verify_archive(tree, progress)
+            return _verify_files(tree, progress)
     place = _fs.make_absolute(path)
     if _fs.is_file(place):
-        return _verify_archive(place, progress)
+        with ArchiveTree(place) as archive:
+            return _verify_archive(archive, progress)
 
     def check_tree(tree: DirectoryTree) -> tuple[Report, bool]:
-        manifest = read_manifest(tree)
-        if manifest is None:
-            return _verify_levels(tree), False
-        report = verify_tree(tree, manifest, progress)
-        report.problems.extend(_find_unreadable(tree, report.problems))
-        return report, not report.problems
+        report = _verify_files(tree, progress)
+        return report, not report.problems and tree.stat((), _file_names.MANIFEST) is not None
 
     report: Report = retry_on_replace(place, check_tree)
     return report
 
 
-def check(path: str) -> None:
+def _verify_files(tree: CheckedTree, progress: Progress) -> Report:
+    """Check the files of a tree by its manifest, or by its metadata alone if it has none."""
+    manifest = read_manifest(tree)
+    if manifest is None:
+        return _verify_levels(tree)
+    report = verify_tree(tree, manifest, progress)
+    report.problems.extend(_find_unreadable(tree, report.problems))
+    return report
+
+
+def check(path: Any) -> None:
     """Raise FormatError if a save has damaged or missing files; the message lists all of them."""
     report = verify(path)
     if not report.ok:
         raise FormatError(str(report))
 
 
-def read_manifest(tree: DirectoryTree) -> object:
+def read_manifest(tree: FileTree) -> object:
     """Return the manifest of a save, or None if it has none."""
     content = read_if_there(tree, (), _file_names.MANIFEST)
     return None if content is None else parse_json(content, tree.show((), _file_names.MANIFEST))
 
 
-def verify_tree(tree: DirectoryTree, manifest: object, progress: Progress = False) -> Report:
+def verify_tree(tree: CheckedTree, manifest: object, progress: Progress = False) -> Report:
     """Compare the files of a save with its manifest and return a report."""
     check = _ManifestCheck(tree, manifest)
     problems = []
@@ -89,7 +109,7 @@ def verify_tree(tree: DirectoryTree, manifest: object, progress: Progress = Fals
 class _ManifestCheck:
     """The content of a manifest, to compare files with it; raises FormatError for other content."""
 
-    def __init__(self, tree: DirectoryTree, manifest: Any) -> None:
+    def __init__(self, tree: CheckedTree, manifest: Any) -> None:
         self.tree = tree
         where = tree.show((), _file_names.MANIFEST)
         files = manifest.get("files") if isinstance(manifest, dict) else None
@@ -145,7 +165,7 @@ class _ManifestCheck:
             return f"{size} bytes, {saved} were saved"
         if wanted is None:
             return ""
-        digest = Checksum(self.algorithm, read_file_chunks(self.tree, path)).hexdigest()
+        digest = Checksum(self.algorithm, self.tree.chunks(path)).hexdigest()
         return f"its hash is {digest}, {wanted} was saved" if digest != wanted else ""
 
     def _is_replaced(self, path: Parts) -> bool:
@@ -162,7 +182,7 @@ class _ManifestCheck:
 
     def _compare_text(self, name: str, path: Parts, size: int, newer: bool) -> Problem | None:
         """Compare a file of metadata or values; what td wrote in place of it has a check line, and is not damaged."""
-        content = b"".join(read_file_chunks(self.tree, path))
+        content = b"".join(self.tree.chunks(path))
         try:
             has_line = compare_check_line(content)
         except ValueError as error:
@@ -185,19 +205,12 @@ class _ManifestCheck:
         return Problem(name, "modified" if crc is None and wanted is None else "changed", detail)
 
 
-def _is_json(tree: DirectoryTree, path: Parts) -> bool:
+def _is_json(tree: FileTree, path: Parts) -> bool:
     try:
         read_json(tree, path[:-1], path[-1])
     except FormatError:
         return False
     return True
-
-
-def read_file_chunks(tree: DirectoryTree, path: Parts) -> Iterator[Any]:
-    """Yield the content of a file in chunks."""
-    fd, _ = tree.open(path[:-1], path[-1])
-    with _fs.closing(fd):
-        yield from _fs.read_chunks(fd)
 
 
 def _find_unreadable(tree: FileTree, known: list[Problem]) -> list[Problem]:
@@ -223,19 +236,16 @@ def _verify_levels(tree: FileTree) -> Report:
     return Report(tree.path, files, 0, problems)
 
 
-def _verify_archive(path: str, progress: Progress) -> Report:
+def _verify_archive(archive: ArchiveTree, progress: Progress) -> Report:
     problems = []
-    with ArchiveTree(path) as archive:
-        report = make_reporter(progress, sum(info.file_size for info in archive.files.values()), "verify")
-        for place, info in archive.files.items():
-            try:
-                if info.compress_type == zipfile.ZIP_STORED:
-                    archive.offset(
-                        info
-                    )  # a load maps the entry by its own header, which zipfile reads in part
-                for piece in archive.contents(info):
-                    report(len(piece))
-            except FormatError as error:
-                problems.append(Problem("/".join(place), "damaged", str(error)))
-        problems.extend(_find_unreadable(archive, problems))
-        return Report(path, len(archive.files), len(archive.files), problems)
+    report = make_reporter(progress, sum(info.file_size for info in archive.files.values()), "verify")
+    for place, info in archive.files.items():
+        try:
+            if info.compress_type == zipfile.ZIP_STORED:
+                archive.offset(info)  # a load maps the entry by its own header, which zipfile reads in part
+            for piece in archive.contents(info):
+                report(len(piece))
+        except FormatError as error:
+            problems.append(Problem("/".join(place), "damaged", str(error)))
+    problems.extend(_find_unreadable(archive, problems))
+    return Report(archive.path, len(archive.files), len(archive.files), problems)

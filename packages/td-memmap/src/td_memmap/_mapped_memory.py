@@ -89,7 +89,7 @@ class FileStorage(torch.UntypedStorage):
         """Return a copy in ordinary memory."""
         return torch.UntypedStorage(self.nbytes()).copy_(self)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         raise RuntimeError(
             "the memory of a mapped file cannot be pickled by itself: pickle a tensor that shows it, or a clone()"
         )

@@ -332,7 +332,7 @@ def _kind(
 
 
 def _read_outer(
-    obj: dict[str, Any], location: Location, strict: bool, named: Callable[[], type | None]
+    obj: dict[str, object], location: Location, strict: bool, named: Callable[[], type | None]
 ) -> Outer | None:
     """Return the node around the one that metadata in the plain form describes, which tensordict does not have."""
     rows = obj.get(OUTER)
@@ -570,10 +570,15 @@ def check_device(value: object, location: Location) -> torch.device:
 
 
 def format_manifest(
-    sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str], texts: dict[Parts, str]
+    sizes: dict[Parts, list[object]],
+    algorithm: str | None,
+    hashes: dict[Parts, str],
+    texts: dict[Parts, str],
+    **more: object,
 ) -> bytes:
     """Return the content of a manifest: size and time of each file, its hash if there is an algorithm, CRC-32 of ``texts``."""
     content: dict[str, object] = {"format": 1, "files": {"/".join(path): row for path, row in sizes.items()}}
+    content.update(more)
     content["texts"] = {"/".join(path): value for path, value in texts.items()}
     if algorithm is not None:
         content["algorithm"] = algorithm

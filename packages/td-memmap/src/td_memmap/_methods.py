@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from td_core import TensorCollection, TensorDictFuture
-from td_core.spi import check_in_memory, save_together
+from td_core import TensorCollection, TensorDictFuture, UnsupportedOperationError
+from td_core.spi import Serializer, check_in_memory, save_together
 
 from ._options import LoadMemmapOptions, MemmapOptions
 
@@ -238,7 +238,7 @@ def load_memmap(
     the class was defined in ``__main__``, renamed or moved since.
 
     Args:
-        prefix: directory or archive of the save.
+        prefix: directory or archive of the save; also a URL or an object store, whose leaves are read.
         device: copy every leaf to this device; None keeps them mapped; ``"meta"`` reads no leaf.
         non_blocking: as in ``Tensor.to``.
         out: a collection to load into: it gets the entries of the save, and its other entries are deleted.
@@ -294,23 +294,29 @@ def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = Tru
     mode, device, out = chosen.mode, chosen.device, chosen.out
     check_mode(mode)
     check_target(out)
+    objects = Serializer.find_objects(chosen.prefix)
     if mode == "r+" and device is not None and torch.device(device).type not in ("cpu", "meta"):
         raise ValueError(
             f"mode='r+' maps the files, so that writes reach them, and device={str(device)!r} copies the leaves; choose one"
         )
     named = type(out) if out is not None else cls
     options = LoadOptions(**vars(chosen), named=named, complete=complete, keeper=ValueFile)
-    path = _fs.make_absolute(chosen.prefix)
-    if chosen.verify:
-        from ._manifest import check
+    if objects is not None:
+        from ._object_saves import load_objects
 
-        check(path)
-    if _fs.is_file(path):
-        from ._archive import load_archive
-
-        result: Any = load_archive(path, options, chosen.subpath)
+        result: Any = load_objects(objects, options)
     else:
-        result = load_directory(path, options, chosen.subpath)
+        path = _fs.make_absolute(chosen.prefix)
+        if chosen.verify:
+            from ._manifest import check
+
+            check(path)
+        if _fs.is_file(path):
+            from ._archive import load_archive
+
+            result = load_archive(path, options, chosen.subpath)
+        else:
+            result = load_directory(path, options, chosen.subpath)
     if out is not None:
         drop_missing(out.update(result), result)
     loaded: TensorCollection = result if out is None else out
@@ -332,6 +338,15 @@ def open_memmap(
     strict: bool = True,
 ) -> Any:
     """Return the collection saved at ``prefix``, mapped from its files; see ``td_core.open``."""
+    objects = Serializer.find_objects(prefix)
+    if objects is not None:
+        from ._load import LoadOptions
+        from ._object_saves import open_objects
+
+        options = LoadOptions(
+            robust_key=robust_key, subpath=subpath, allow_pickle=allow_pickle, verify=verify, strict=strict
+        )
+        return open_objects(objects, options, mode, keys)
     # Mapped memory cannot refuse a write, so the mode "r" is the same as "c": pages that are written are copied.
     opened = load_memmap(
         prefix,
@@ -533,6 +548,11 @@ def saved_path(data: TensorCollection) -> Path | None:
 def _plan_mapping(data: TensorCollection, options: MemmapOptions) -> Callable[[], TensorCollection]:
     """Return a function that maps a collection to an archive, a directory, its current files or an anonymous file."""
     prefix, archive = options.prefix, options.archive
+    objects = Serializer.find_objects(prefix)
+    if objects is not None:
+        raise UnsupportedOperationError(
+            f"cannot map a collection at {objects.where}: objects are not files; td_core.save() saves it there"
+        )
     is_packed = prefix is not None and (Path(prefix).suffix == ".tdz" if archive is None else archive)
     _check_options(options, is_packed)
     if prefix is None:

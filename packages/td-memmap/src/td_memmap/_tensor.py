@@ -484,7 +484,7 @@ class MemoryMappedTensor(Tensor):
         memo[id(self)] = copy
         return copy
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         place = self._place
         # If the path names another file now, unpickling it would return wrong elements.
         moved = place.identity is not None and not _fs.is_path_of(place.filename, place.identity)

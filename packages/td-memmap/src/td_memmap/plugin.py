@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from td_core import TensorCollection
 from td_core.plugins.hookspecs import hookimpl
 from td_core.spi import LazyFunction, Serializer, make_classmethod
+from td_core.typing import ObjectLocation
 
 from ._methods import (
     copy_save,
@@ -28,7 +30,17 @@ from ._methods import (
     open_memmap,
     saved_path,
 )
-from ._options import LoadMemmapOptions
+from ._options import LoadMemmapOptions, MemmapOptions
+
+_META = "meta.json"
+
+
+def add_overwrite(function: Any) -> inspect.Signature:
+    """Return the signature of a method that saves, with ``self`` and ``overwrite``."""
+    parameter, by_keyword = inspect.Parameter, inspect.Parameter.KEYWORD_ONLY
+    own = parameter("overwrite", by_keyword, default=False)
+    rest = inspect.signature(function).parameters.values()
+    return inspect.Signature([parameter("self", parameter.POSITIONAL_ONLY), *rest, own])
 
 
 class DirectoryFormat(Serializer):
@@ -43,12 +55,25 @@ class DirectoryFormat(Serializer):
     stores_kinds = True
     suffixes = (".tdz",)
     reads_stored_tensors = True
-    save = staticmethod(memmap)  # type: ignore[assignment]
+    reads_objects = True
     load = staticmethod(load_memmap)  # type: ignore[assignment]
     open = staticmethod(open_memmap)  # type: ignore[assignment]
     create = staticmethod(create_memmap)  # type: ignore[assignment]
     inspect = LazyFunction(__package__, "._inspect", "inspect")
     verify = LazyFunction(__package__, "._manifest", "verify")
+
+    def save(self, data: Any, location: Any, *args: Any, **options: Any) -> Any:
+        """Map ``data`` to a save at ``location``; in an object store, write it, over a tree with ``overwrite=True`` alone."""
+        overwrite = options.pop("overwrite", False)
+        if isinstance(location, ObjectLocation):
+            from ._object_saves import save_objects
+
+            return save_objects(data, location, MemmapOptions(None, *args, **options), overwrite=overwrite)
+        if overwrite:
+            raise ValueError("overwrite=True is for trees in object stores: a local save is always replaced")
+        return memmap(data, location, *args, **options)
+
+    save.__signature__ = add_overwrite(memmap)  # type: ignore[attr-defined]
 
     def load_as(self, cls: type, location: Any, **options: Any) -> Any:
         """Load the collection at ``location`` as an instance of ``cls``, if that class has declared fields."""
@@ -63,6 +88,10 @@ class DirectoryFormat(Serializer):
         from . import _file_names, _fs
         from ._archive import is_memmap_archive
 
+        if isinstance(location, ObjectLocation):
+            # An archive of td begins with its root; after another program has packed it, its name must say what it is.
+            is_own = head[30:39] == b"meta.json" or location.where.lower().endswith(".tdz")
+            return head.startswith(b"PK") and is_own if head else _META in location.marks
         if head:
             # Other content can precede the data of a zip file, so the first bytes decide nothing.
             return is_memmap_archive(location)

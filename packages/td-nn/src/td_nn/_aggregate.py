@@ -11,7 +11,7 @@ from ._switches import ModuleSwitch, _is_on
 
 __all__ = ["composite_lp_aggregate", "set_composite_lp_aggregate"]
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 
 
 class _Aggregation(threading.local):
@@ -20,7 +20,7 @@ class _Aggregation(threading.local):
     default: ClassVar[bool] = _is_on("COMPOSITE_LP_AGGREGATE", False)
 
     def __init__(self) -> None:
-        self.entered: list[Any] = []
+        self.entered: list[object] = []
         self.composite_lp_aggregate: bool | None = None
 
 

@@ -489,7 +489,7 @@ def rename_components(
     return renamed
 
 
-def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
+def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, object]:
     """Read the keyword arguments of a component."""
     node = params.get(name, None)
     if node is None:

@@ -29,7 +29,7 @@ from ._module_keys import Key, as_keys, has_key
 __all__ = ["CudaGraphModule"]
 
 #: Copy tensors into others, none of which overlap or require gradients.
-_copy_each: Callable[..., Any] = foreach_kernel("copy_") or copy_all
+_copy_each: Callable[..., object] = foreach_kernel("copy_") or copy_all
 
 
 class CudaGraphModule:
@@ -118,11 +118,11 @@ class CudaGraphModule:
         return self._call_keys(*args, **kwargs) if self._dispatches else self._call(args, kwargs)
 
     @dispatch(auto_batch_size=False)
-    def _call_keys(self, tensordict: TensorCollection, *args: object, **kwargs: object) -> Any:
+    def _call_keys(self, tensordict: TensorCollection, *args: object, **kwargs: object) -> object:
         """Run a function of a collection, which ``dispatch`` builds if the caller passes tensors."""
         return self._call((tensordict, *args), kwargs)
 
-    def _call(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> object:
         if not args and isinstance(kwargs.get("tensordict"), TensorCollection):
             kwargs = dict(kwargs)
             args = (kwargs.pop("tensordict"),)
@@ -167,7 +167,7 @@ class CudaGraphModule:
         graph.replay()
         return results
 
-    def _run(self, args: tuple[object, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> _Results:
+    def _run(self, args: tuple[object, ...], kwargs: dict[str, object], inputs: GraphInputs) -> _Results:
         """Call the function on copies of its inputs, and find the inputs and entries that it changed."""
         copies = inputs.tensors
         versions = [copied._version for copied in copies.values()]
@@ -204,7 +204,7 @@ class CudaGraphModule:
         result: Mapping[str, Any] = self.module.state_dict() if isinstance(self.module, nn.Module) else {}
         return result
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Load a state dict into the module; later replays use the new values. A no-op for a function.
 
         >>> import warnings
@@ -245,10 +245,12 @@ class _Captured(NamedTuple):
     results: _Results
     slots: list[tuple[Any, str]]
     state: list[Any]
-    interaction: Any
+    interaction: object
 
 
-def _deliver(results: _Results, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> Any:
+def _deliver(
+    results: _Results, args: tuple[Any, ...], kwargs: dict[str, object], inputs: GraphInputs
+) -> object:
     """Clone the results of a function, and repeat its in-place changes on the arguments of the call."""
     with torch.no_grad():
         for place, copied in results.changed.items():
@@ -270,7 +272,7 @@ def _deliver(results: _Results, args: tuple[Any, ...], kwargs: dict[str, Any], i
     return target.update(result) if isinstance(target, TensorCollection) else result
 
 
-def _choose_keys(module: Any, name: str, provided: Sequence[NestedKey] | None) -> list[Key] | None:
+def _choose_keys(module: object, name: str, provided: Sequence[NestedKey] | None) -> list[Key] | None:
     """Return the keys of a module; for a function without keys, the provided ones."""
     keys = None if provided is None else list(as_keys(provided, name))
     if not hasattr(module, name):
@@ -283,7 +285,7 @@ def _choose_keys(module: Any, name: str, provided: Sequence[NestedKey] | None) -
     return own
 
 
-def _find_slots(module: Any) -> list[tuple[Any, str]]:
+def _find_slots(module: object) -> list[tuple[object, str]]:
     """List the parameters and buffers of a module, each as a dict and a name in it."""
     if not isinstance(module, nn.Module):
         return []
@@ -296,7 +298,7 @@ def _find_slots(module: Any) -> list[tuple[Any, str]]:
     ]
 
 
-def _read_state(slots: list[tuple[Any, str]], module: Any) -> list[Any]:
+def _read_state(slots: list[tuple[Any, str]], module: object) -> list[object]:
     """Read the state that a graph depends on: the mode and the addresses of parameters and buffers."""
     tensors = [slot.get(name) for slot, name in slots]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]

@@ -146,7 +146,7 @@ def show_flow(sequence: Any) -> str:
     return "\n".join([head, *table])
 
 
-def draw_flow(sequence: Any) -> str:
+def draw_flow(sequence: object) -> str:
     """Draw a Mermaid diagram: a box per member, and a rounded box per value of a key."""
     lines: list[str] = []
     nodes: dict[Key, str] = {}

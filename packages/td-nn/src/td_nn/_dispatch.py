@@ -20,7 +20,7 @@ from .module_errors import MissingKeyError
 
 __all__ = ["dispatch"]
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 NO_SIZE = torch.Size()
 
 
@@ -97,10 +97,10 @@ class dispatch:  # noqa: N801  a decorator
                 f"{getattr(fn, '__qualname__', fn)} takes {names}"
             )
         read, source, dest = self._read, self.source, self.dest
-        wrapper: Any
+        wrapper: object
         if is_method:
 
-            def wrapper(_self: Any, *args: object, **kwargs: object) -> Any:
+            def wrapper(_self: object, *args: object, **kwargs: object) -> Any:
                 # Hot path: comparing the type is faster than isinstance() in the most frequent call.
                 if args and (type(args[0]) is TensorDict or isinstance(args[0], TensorCollection)):
                     return fn(_self, *args, **kwargs) if kwargs or len(args) > 1 else fn(_self, args[0])
@@ -132,8 +132,8 @@ class dispatch:  # noqa: N801  a decorator
         return cast("FnT", made)
 
     def _read(
-        self, in_keys: Sequence[Key], args: tuple[object, ...], kwargs: dict[str, Any]
-    ) -> tuple[TensorDict, tuple[Any, ...], dict[str, Any]]:
+        self, in_keys: Sequence[Key], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[TensorDict, tuple[object, ...], dict[str, object]]:
         """Build a collection of the arguments that are values of keys, and return it with the other arguments."""
         values: dict[Any, Any] = {}
         taken: dict[str, Key] = {}
@@ -158,7 +158,7 @@ class dispatch:  # noqa: N801  a decorator
         return TensorDict(values, batch_size=size), args[len(in_keys) :], kwargs
 
 
-def get_keys(module: Any, keys: Any) -> Any:
+def get_keys(module: Any, keys: object) -> Any:
     """Return ``keys``, or the attribute of the module that has this name."""
     if not isinstance(keys, str):
         return keys
@@ -174,7 +174,7 @@ def get_keys(module: Any, keys: Any) -> Any:
     return getattr(module, keys)
 
 
-def unpack_outputs(result: Any, tensordict: TensorDict, out_keys: Sequence[Key], module: Any) -> Any:
+def unpack_outputs(result: object, tensordict: TensorDict, out_keys: Sequence[Key], module: object) -> Any:
     """Read the written keys from a result: the value of a single key, or a tuple of values."""
     if result is not tensordict and not isinstance(result, TensorCollection):
         raise TypeError(

@@ -153,8 +153,8 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
     def forward(
         self,
         tensordict: TensorCollection,
-        args: Any = None,
-        *more: Any,
+        args: object = None,
+        *more: object,
         tensordict_out: TensorCollection | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -231,7 +231,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         store_outputs(tensordict_out, self._all_out_keys if out_keys is None else out_keys, tensors)
         return tensordict_out
 
-    def _with_method_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _with_method_kwargs(self, kwargs: dict[str, object]) -> dict[str, object]:
         twice = sorted(self.method_kwargs.keys() & kwargs.keys())
         if twice:
             raise TypeError(
@@ -239,7 +239,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
             )
         return {**kwargs, **self.method_kwargs}
 
-    def _outputs(self, result: Any, out_keys: tuple[Key, ...]) -> Any:
+    def _outputs(self, result: object, out_keys: tuple[Key, ...]) -> Any:
         """Convert what the callable returned to one result per key."""
         if isinstance(result, (dict, TensorCollection)) and out_keys:
             wanted = [key for key in out_keys if key != SINK]
@@ -268,7 +268,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
             raise MissingKeyError(show_module(self), show_missing(tensordict, missing), missing)
 
     def _explain(
-        self, error: Exception, tensordict: TensorCollection, in_keys: tuple[Key, ...], values: list[Any]
+        self, error: Exception, tensordict: TensorCollection, in_keys: tuple[Key, ...], values: list[object]
     ) -> None:
         """Add the module to an error of the callable as a note; raise MissingKeyError if an input was missing."""
         missing = missing_keys(tensordict, in_keys)
@@ -328,7 +328,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
     in_keys = FollowedKeys("in_keys")
     out_keys = FollowedKeys("out_keys")
 
-    def __init__(self, td_module: TensorDictModuleBase[Any]) -> None:
+    def __init__(self, td_module: TensorDictModuleBase) -> None:
         super().__init__()
         self.td_module = td_module
 
@@ -344,7 +344,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
         return list(getattr(self.td_module, "out_keys_source", self.td_module.out_keys))
 
     @dispatch(auto_batch_size=False)
-    def forward(self, tensordict: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, tensordict: object, *args: object, **kwargs: object) -> Any:
         """Call the wrapped module."""
         return self.td_module(tensordict, *args, **kwargs)
 
@@ -390,7 +390,7 @@ def show_missing(tensordict: TensorCollection, missing: list[Key]) -> str:
     return f"misses its input{'s' if len(missing) > 1 else ''} {shown}: {hint}"
 
 
-def _parse_arguments(in_keys: Any, out_to_in_map: bool | None) -> tuple[tuple[str, ...] | None, Any]:
+def _parse_arguments(in_keys: object, out_to_in_map: bool | None) -> tuple[tuple[str, ...] | None, object]:
     """Return the argument names of a dict of ``in_keys``, None for a list, and the keys."""
     if not isinstance(in_keys, Mapping):
         if out_to_in_map is not None:

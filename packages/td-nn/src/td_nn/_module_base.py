@@ -91,7 +91,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
     #: True if :class:`DeclaredKeys` stores assigned keys, False if a subclass has properties of these names.
     _keeps_keys = True
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         declare_keys(cls, ("in_keys", "out_keys"))
         show_results(cls)
@@ -271,9 +271,9 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
 
 
 def leave_out_unselected(
-    module: TensorDictModuleBase[Any],
+    module: TensorDictModuleBase,
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     result: TensorCollection,
 ) -> None:
     """Remove unselected outputs from the collection that a call returned: a forward hook."""
@@ -285,7 +285,7 @@ def leave_out_unselected(
         remove_keys(result, [key for key in module.out_keys_source if key not in kept])
 
 
-def _static(cls: type, name: str) -> Any:
+def _static(cls: type, name: str) -> object:
     """Return an attribute of a class or its bases without calling descriptors."""
     for base in cls.__mro__:
         if name in base.__dict__:
@@ -326,7 +326,7 @@ def make_portable(function: Callable[..., object]) -> Any:
     return _Code(cloudpickle.dumps(function))
 
 
-def _is_nameless(function: Any) -> bool:
+def _is_nameless(function: object) -> bool:
     """Return True if pickle cannot import a function by name: a lambda or a local function, for example."""
     while isinstance(function, functools.partial):
         function = function.func

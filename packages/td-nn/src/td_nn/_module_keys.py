@@ -124,7 +124,7 @@ def remove_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> None:
             level = level[:-1]
 
 
-def read_outputs(result: Any, keys: Iterable[Key]) -> dict[Key, Any]:
+def read_outputs(result: object, keys: Iterable[Key]) -> dict[Key, Any]:
     """Return the values of a dict or collection at those of the keys that it has; a nested dict has nested keys, too."""
     found: dict[Key, Any] = {}
     for key in keys:
@@ -163,7 +163,7 @@ def store_outputs(tensordict: TensorCollection, keys: Iterable[Key], values: Ite
         tensordict.update(entries, is_leaf=is_leaf)
 
 
-def _store_in_order(tensordict: TensorCollection, entries: dict[Key, Any]) -> None:
+def _store_in_order(tensordict: TensorCollection, entries: dict[Key, object]) -> None:
     """Store values one after the other, in a copy first, where an error changes nothing of the collection."""
     trial = tensordict.clone(recurse=False)
     for key, value in entries.items():
@@ -216,12 +216,12 @@ class DeclaredKeys:
         self.kept = f"_all_{name}"
         self.selected = f"_selected_{name}"
 
-    def every(self, instance: Any) -> tuple[Key, ...] | None:
+    def every(self, instance: object) -> tuple[Key, ...] | None:
         """Return all keys of an instance, selected or not; None if there are none yet."""
         keys: tuple[Key, ...] | None = getattr(instance, self.kept)
         return keys
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> Any:
         if instance is None:
             declared = getattr(owner, self.kept)
             return self if declared is None else list(declared)
@@ -251,7 +251,7 @@ class DeclaredKeys:
         """The function that assigns the keys of a module."""
         return self.__set__
 
-    def getter(self, fget: Callable[[Any], Any]) -> property:
+    def getter(self, fget: Callable[[Any], object]) -> property:
         """Return a property with another function to read the keys."""
         return property(fget, self.fset)
 

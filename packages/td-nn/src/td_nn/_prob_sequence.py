@@ -69,7 +69,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     _return_composite: bool | None = None
 
     #: Result of :meth:`_make_plan`, computed in the first call.
-    _plan: tuple[list[ProbabilisticTensorDictModule[Any]], bool] | None = None
+    _plan: tuple[list[ProbabilisticTensorDictModule], bool] | None = None
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         self._return_composite = return_composite
         self._refuse_members(list(self))
 
-    def _refuse_members(self, members: list[Any]) -> None:
+    def _refuse_members(self, members: list[object]) -> None:
         """Raise if there are no members, or if ``return_composite`` is False and the last is not a distribution."""
         if not members:
             raise ValueError(f"a {type(self).__name__} needs at least one member; got none")
@@ -95,7 +95,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 f"ProbabilisticTensorDictModule or a {type(self).__name__}; got a {show_module(members[-1])}"
             )
 
-    def _replace(self, pairs: list[tuple[str | None, Any]]) -> None:
+    def _replace(self, pairs: list[tuple[str | None, object]]) -> None:
         self._refuse_members([module for _, module in pairs])
         super()._replace(pairs)
 
@@ -108,7 +108,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         count = sum([isinstance(module, ProbabilisticTensorDictModule) for module in members])
         return count > 1 or not is_probabilistic(members[-1])
 
-    def _list_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
+    def _list_distributions(self) -> list[ProbabilisticTensorDictModule]:
         return list(find_distributions(self))[::-1]
 
     @property
@@ -178,7 +178,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         provided: Members = {str(name): module for name, module in pairs} if self._is_named else members
         return TensorDictSequential(provided, partial_tolerant=self.partial_tolerant, inplace=self.inplace)
 
-    def _with(self, pairs: list[tuple[str | None, Any]]) -> Self:
+    def _with(self, pairs: list[tuple[str | None, object]]) -> Self:
         new = super()._with(pairs)
         if new._return_composite is False and not is_probabilistic(pairs[-1][1]):
             new._return_composite = None
@@ -190,7 +190,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None = None,
         _requires_sample: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Run the members and return the collection that has their outputs.
 
@@ -209,7 +209,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _run(
         self,
         tensordict: TensorCollection,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
         requires_sample: bool | None = None,
     ) -> TensorCollection:
         """Run the members in order and return the result of the last one."""
@@ -244,7 +244,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             raise
         return tensordict
 
-    def _make_plan(self) -> tuple[list[ProbabilisticTensorDictModule[Any]], bool]:
+    def _make_plan(self) -> tuple[list[ProbabilisticTensorDictModule], bool]:
         """Return the distributions whose interaction type all members use, and whether members write all samples of the last."""
         *early, last = self
         dists = self._list_typed()
@@ -254,7 +254,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         )
         return dists, is_written
 
-    def _list_typed(self) -> list[ProbabilisticTensorDictModule[Any]]:
+    def _list_typed(self) -> list[ProbabilisticTensorDictModule]:
         """List the distributions whose default interaction type applies to all members, if they have the same."""
         dists = self._list_distributions()
         return dists if self.return_composite else dists[:1]
@@ -266,7 +266,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         self.__dict__.pop("_plan", None)
 
     def get_dist(
-        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: object
     ) -> Any:
         """Run the members before the last distribution, and build the distribution.
 
@@ -303,7 +303,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return self._build_last(modules[0], result)
 
     def get_dist_params(
-        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: object
     ) -> TensorCollection:
         """Run the members before the last distribution, and return the collection that has its parameters.
 
@@ -333,7 +333,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict_out: TensorCollection | None = None,
         *,
         dist: Distribution | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Return the log-probability of the samples in a collection.
 
@@ -376,11 +376,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         interaction_type: InteractionType | None = None,
         *,
         generator: torch.Generator | None = None,
-    ) -> Any:
+    ) -> object:
         """Return a sample or statistic of the last distribution. Subclasses in other packages call this method."""
         return self._require_distributions()[0]._dist_sample(dist, interaction_type, generator=generator)
 
-    def _require_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
+    def _require_distributions(self) -> list[ProbabilisticTensorDictModule]:
         """Return the distributions, the last one first. Raise RuntimeError if there are none."""
         modules = self._list_distributions()
         if not modules:
@@ -390,9 +390,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             )
         return modules
 
-    def _build_last(
-        self, last: ProbabilisticTensorDictModule[Any], tensordict: TensorCollection
-    ) -> Distribution:
+    def _build_last(self, last: ProbabilisticTensorDictModule, tensordict: TensorCollection) -> Distribution:
         """Build the last distribution; add the path of the member to an error."""
         try:
             dist: Distribution = last.get_dist(tensordict)
@@ -406,10 +404,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _run_before_last(
         self,
-        modules: list[ProbabilisticTensorDictModule[Any]],
+        modules: list[ProbabilisticTensorDictModule],
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
     ) -> TensorCollection:
         """Run the members before the last distribution, store their outputs, and return the collection it reads."""
         if tensordict_out is not None or self.inplace in (False, "empty"):
@@ -420,10 +418,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _build_composite(
         self,
-        modules: list[ProbabilisticTensorDictModule[Any]],
+        modules: list[ProbabilisticTensorDictModule],
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
     ) -> CompositeDistribution:
         results: list[tuple[Any, Any]] = []
         last = modules[0]
@@ -456,7 +454,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _store_written(
         self,
-        last: ProbabilisticTensorDictModule[Any],
+        last: ProbabilisticTensorDictModule,
         result: TensorCollection,
         tensordict_out: TensorCollection | None,
     ) -> None:
@@ -470,8 +468,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 def _run_conditioned(
     seq: TensorDictSequential,
     tensordict: TensorCollection,
-    kwargs: dict[str, Any],
-    actual: list[tuple[Any, Any]],
+    kwargs: dict[str, object],
+    actual: list[tuple[object, object]],
     total: int,
 ) -> TensorCollection:
     """Run members and record the distribution of each in ``actual``; do not build the last one."""
@@ -500,7 +498,7 @@ def _run_conditioned(
     return tensordict
 
 
-def _find_shared_type(dists: list[ProbabilisticTensorDictModule[Any]]) -> InteractionType | None:
+def _find_shared_type(dists: list[ProbabilisticTensorDictModule]) -> InteractionType | None:
     """Return the default interaction type of distributions; None if they differ."""
     kind = dists[0].default_interaction_type
     for module in dists[1:]:
@@ -515,7 +513,7 @@ def _set_type(kind: InteractionType | None) -> set_interaction_type:
 
 
 def _list_sizes(
-    module: ProbabilisticTensorDictModule[Any], dist: Distribution, tensordict: TensorCollection
+    module: ProbabilisticTensorDictModule, dist: Distribution, tensordict: TensorCollection
 ) -> list[torch.Size]:
     """Return the batch shape of a distribution, and the batch sizes of the collections that hold its parameters."""
     sizes = [torch.Size(getattr(dist, "batch_shape", ()))]
@@ -530,7 +528,7 @@ def is_probabilistic(module: object) -> bool:
     return isinstance(module, (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential))
 
 
-def find_distributions(members: Iterable[object]) -> Iterator[ProbabilisticTensorDictModule[Any]]:
+def find_distributions(members: Iterable[object]) -> Iterator[ProbabilisticTensorDictModule]:
     """Yield the distributions among members and in nested sequences, in order."""
     for module in members:
         if isinstance(module, ProbabilisticTensorDictModule):

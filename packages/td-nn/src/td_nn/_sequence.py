@@ -29,7 +29,7 @@ __all__ = ["TensorDictSequential"]
 Members = Union[Callable[..., object], Sequence[Callable[..., object]], Mapping[str, Callable[..., object]]]  # noqa: UP007
 
 
-class TensorDictSequential(TensorDictModule[Any]):
+class TensorDictSequential(TensorDictModule):
     """Modules that run in order; each gets the collection that the previous one returned.
 
     ``in_keys`` are the keys that members read and that no earlier member writes, ``out_keys`` all keys that members write.

@@ -19,7 +19,7 @@ from ._module_keys import SINK, Key, as_keys
 
 __all__ = ["set_skip_existing", "skip_existing"]
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 
 
 class _State(threading.local):

@@ -37,9 +37,9 @@ class TensorClassModuleBase(ABC, nn.Module, Generic[InputT, OutputT]):
     """
 
     input_type: ClassVar[Any]
-    output_type: ClassVar[Any]
+    output_type: ClassVar[object]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         for base in cls.__dict__.get("__orig_bases__", ()):
             types = get_args(base)
@@ -72,7 +72,7 @@ class TensorClassModuleBase(ABC, nn.Module, Generic[InputT, OutputT]):
         return TensorClassModuleWrapper(self)
 
 
-class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
+class TensorClassModuleWrapper(TensorDictModuleBase):
     """A wrapper that calls a module of tensorclasses with collections. Its keys are the fields of the classes.
 
     A call returns a new TensorDict of the output fields. Input fields that the collection lacks are None.
@@ -101,7 +101,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
         self.tc_module = module
 
     @property
-    def _inner_module(self) -> Any:
+    def _inner_module(self) -> object:
         return self._modules.get("tc_module")
 
     @dispatch(auto_batch_size=False)
@@ -140,7 +140,7 @@ def _fields(provided: object) -> dict[str, Any] | None:
     return None
 
 
-def _leaf_keys(declaring: Any) -> list[Key]:
+def _leaf_keys(declaring: object) -> list[Key]:
     """List the keys of the fields of a class, and recursively of fields that are tensorclasses."""
     results: list[Key] = []
     for name, hint in (_fields(declaring) or {}).items():

@@ -16,10 +16,10 @@ from ._module_base import TensorDictModuleBase
 
 __all__ = ["WrapModule", "as_tensordict_module"]
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 
 
-class WrapModule(TensorDictModuleBase[Any]):
+class WrapModule(TensorDictModuleBase):
     """A module that calls a function of a collection.
 
     Args:
@@ -90,15 +90,15 @@ def as_tensordict_module(
     """
 
     def decorate(fn: FnT) -> FnT:
-        wrapper: Any
+        wrapper: object
         if next(iter(_parameters(fn)), "") in ("self", "cls"):
 
-            def call(*values: object, self_: Any, **kwargs: object) -> Any:
+            def call(*values: object, self_: object, **kwargs: object) -> Any:
                 return fn(self_, *values, **kwargs)
 
             method = TensorDictModule(functools.wraps(fn)(call), in_keys, out_keys)
 
-            def wrapper(self: Any, *args: object, **kwargs: object) -> Any:
+            def wrapper(self: object, *args: object, **kwargs: object) -> Any:
                 return method(*args, self_=self, **kwargs)
 
         else:

@@ -53,7 +53,7 @@ class TDGraphModule(nn.Module):
         return target
 
 
-def symbolic_trace(td_module: TensorDictModuleBase[Any]) -> TDGraphModule:
+def symbolic_trace(td_module: TensorDictModuleBase) -> TDGraphModule:
     """Trace a :class:`TensorDictModule`, or a sequence of them, into one graph over the tensors.
 
     The graph reads the ``in_keys`` of the module, and passes results between members as tensors, without a collection.

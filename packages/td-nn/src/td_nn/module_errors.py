@@ -47,7 +47,7 @@ class MissingKeyError(KeyPathError):
         self.missing = list(missing)
         self.steps: tuple[str, ...] = ()
         #: The missing keys that later members write, each with the steps to that member.
-        self.writers: list[tuple[Any, tuple[str, ...]]] = []
+        self.writers: list[tuple[object, tuple[str, ...]]] = []
 
     @property
     def path(self) -> str:
@@ -63,7 +63,7 @@ class MissingKeyError(KeyPathError):
         return type(self), (self.subject, self.problem, self.missing), self.__dict__
 
 
-def show_step(name: Any) -> str:
+def show_step(name: object) -> str:
     """Format the index of a member: ``["dec"]`` or ``[0]``."""
     return f'["{name}"]' if isinstance(name, str) else f"[{name}]"
 

@@ -28,7 +28,7 @@ from td_store.arrays import ObjectReader, Place, RangeSource, compute_check, lis
 from ._byte_ranges import LocalReader, RemoteFile, open_objects
 from ._format import DTYPES, MAX_HEADER, Array, Header, get_dtype, read_header
 from ._reference import build_foreign_table, read_reference
-from ._shards import INDEX, SINGLE, check_weight_map, choose_file
+from ._shards import INDEX, SINGLE, UNFINISHED, check_weight_map, choose_file
 
 #: File systems whose mapped pages are fetched one by one over a network.
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs", "fuse")
@@ -147,7 +147,7 @@ def _open_remote(place: ObjectLocation) -> Save:
     if first is not None and (head[8:] == b"{" or place.marks.isdisjoint((INDEX, SINGLE))):
         return _describe_file(RemoteFile(where, place.store, *first))
     name = choose_file(where, place.marks & {INDEX, SINGLE} or {info.name for info in place.store.list()})
-    (info,) = place.store.stat([name])
+    info = place.marked.get(name) or place.store.stat([name])[0]
     if info is None:
         raise FileNotFoundError(f"there is no safetensors file at {where}, and no {name!r} below it")
     if name.endswith(".json"):
@@ -163,6 +163,8 @@ def _open_remote_shards(place: ObjectLocation, info: ObjectInfo, folder: ObjectL
     content = place.store.read([Range(info.name, 0, info.size, info.stamp)])[0]
     index = parse_json(bytes(content), path)
     weights = check_weight_map(index, path)
+    if UNFINISHED in index:
+        raise FormatError(f"{path}: a save to this location has not ended: save it again")
     names = list(dict.fromkeys(weights.values()))
     try:
         files = dict(zip(names, open_objects(folder, names), strict=True))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from td_core import NestedKey
-from td_core.errors import FormatError, UnsupportedOperationError
+from td_core.errors import FormatError
 from td_core.spi import Encoded, check_mode, select_keys, set_module
 from td_core.typing import SourceIndex
 from td_store import StoredTensor
@@ -23,6 +23,7 @@ from td_store.arrays import (
     check_in_place,
     list_names,
     open_place,
+    refuse_objects,
     refuse_values,
     restore,
 )
@@ -89,7 +90,7 @@ class FileSource(MappedSource):
         if os.stat(self.path).st_ino != self.stamp[0]:
             raise _make_replaced_error(self.path)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return FileSource, (self.path, self.stamp, self.place, self.shape, self.dtype)
 
 
@@ -127,6 +128,8 @@ def open_collection(
     tensor([7, 5])
     """
     check_mode(mode)
+    if mode == "r+":
+        refuse_objects(path, "write into", "open it with mode='c', and save() the result")
     with open_save(path, storage_options) as save:
         open_array = save.make_opener()
         table = select_keys(save.table, keys, save.path)
@@ -164,10 +167,6 @@ def create(like: object, path: str | os.PathLike[str], *, durable: bool = False)
 
 
 def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
-    if save.is_remote:
-        raise UnsupportedOperationError(
-            f"{save.path} is a URL, which cannot be written in place: use mode='c'"
-        )
     check_in_place(table, save.path)
     kept: dict[Any, tuple[str, Stamp, _Kept]] = {}
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from td_core import NestedKey, TensorDict
 from td_core.errors import FormatError
-from td_core.spi import Encoded, decode, encode, make_reporter, run_parallel, select_keys
+from td_core.spi import Encoded, make_reporter, run_parallel, select_keys
 from td_core.typing import Progress
-from td_store.arrays import build_collection, build_leaves, list_names, open_place, read_into
+from td_store.arrays import build_collection, build_leaves, list_names, open_place, read_into, read_stored
 
 from ._find_save import File, Save, is_on_network, open_save, view_storage
 from ._format import DTYPES, Array
@@ -116,11 +116,7 @@ def _read_ranges(
     """Load the leaves of a table, or only some rows of them, as ranges of bytes."""
     open_array = save.make_opener(num_threads)
     lazy = build_leaves(table, save.path, lambda place: open_place(place, open_array), strict=strict)
-    read = encode(lazy if rows is None else lazy[rows], in_memory=True)
-    memory = {id(leaf): leaf for leaf in read.leaves}  # tied leaves are read once
-    total = sum(leaf.numel() * leaf.element_size() for leaf in memory.values())
-    make_reporter(progress, total, "load")(total)
-    return decode(read)
+    return read_stored(lazy, rows, progress)
 
 
 def _find_targets(save: Save, table: Encoded, data: Any) -> dict[str, Tensor]:

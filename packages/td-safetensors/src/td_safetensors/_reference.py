@@ -105,7 +105,7 @@ class _Writer:
         return {"td": self.write_level(ref, stacked, depth + 1)}
 
 
-def read_reference(header: Any, where: str, arrays: Mapping[str, Array]) -> Encoded:
+def read_reference(header: object, where: str, arrays: Mapping[str, Array]) -> Encoded:
     """Convert the header of tensordict to a table of nodes, with names of tensors as leaves; FormatError if it is damaged."""
     if not isinstance(header, dict) or type(header.get("version")) is not int or header["version"] != 1:
         version = header.get("version") if isinstance(header, dict) else header
@@ -195,13 +195,13 @@ class _Reader(TableBuilder):
             self.rows[position]["entries"].append([key, ref])
 
 
-def _read_sizes(sizes: Any) -> list[int]:
+def _read_sizes(sizes: object) -> list[int]:
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise TypeError(f"its batch_size is {sizes!r}")
     return list(sizes)
 
 
-def _read_class(name: Any) -> str:
+def _read_class(name: object) -> str:
     """Return the tag of the kind that a class name means; the name itself if no such class is defined."""
     if not isinstance(name, str):
         raise TypeError(f"its class is {name!r}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Collection, Mapping
+import secrets
+from collections.abc import Collection, Iterable, Mapping
 
 from td_core.errors import FormatError
 from td_store.arrays import PlannedArray
 
 #: The index of a directory of shards, and the file of a directory without shards.
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+#: Field of an index in an object store until the shards of a save are complete.
+UNFINISHED = "td_unfinished"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}(-[0-9a-f]{8})?\.safetensors")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
@@ -47,9 +49,18 @@ def name_shard(position: int, count: int, generation: str = "") -> str:
     return f"model-{position + 1:05d}-of-{count:05d}{suffix}.safetensors"
 
 
-def list_shards(folder: str) -> set[str]:
-    """Return the names in a directory that have the form of a shard."""
-    return {name for name in os.listdir(folder) if _SHARD.fullmatch(name)}
+def list_shards(names: Iterable[str]) -> set[str]:
+    """Return those of some names that have the form of a shard."""
+    return {name for name in names if _SHARD.fullmatch(name)}
+
+
+def choose_names(count: int, taken: Collection[str]) -> list[str]:
+    """Return the names of shards, which have a random part if an older save, which is still complete, has the others."""
+    names = [name_shard(i, count) for i in range(count)]
+    if set(taken).isdisjoint(names):
+        return names
+    generation = secrets.token_hex(4)
+    return [name_shard(i, count, generation) for i in range(count)]
 
 
 def choose_file(path: str, names: Collection[str]) -> str:

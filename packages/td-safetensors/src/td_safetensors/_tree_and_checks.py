@@ -81,7 +81,7 @@ def verify(
     return report_damage(shown, os.path.basename(shown), check)
 
 
-def _check(path: Any, progress: Progress) -> Report:
+def _check(path: object, progress: Progress) -> Report:
     with open_save(path) as save:
         files = {file.path for file, _ in save.arrays.values()} | {save.path}
         hashes = read_hashes(save.hashes, "tensors", save.arrays, save.path)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core.errors import UnsupportedOperationError
 from td_core.spi import (
     Serializer,
     add_check_line,
@@ -25,13 +23,13 @@ from td_core.spi import (
     run_in_background,
     run_parallel,
 )
-from td_core.typing import Progress
-from td_store.arrays import PlannedArray, make_array_plan
+from td_core.typing import ObjectStore, Progress
+from td_store.arrays import NewTree, PlannedArray, make_array_plan, refuse_objects
 from td_store.files import Checksum, NewFile
 
 from ._format import NAMES, Array, build_header
 from ._reference import describe
-from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
+from ._shards import INDEX, SINGLE, UNFINISHED, choose_names, list_shards, parse_size, split_shards
 
 #: The longest piece that is written in one call, so that progress is reported and threads share the work.
 _PIECE = 1 << 24
@@ -53,6 +51,8 @@ def save(
     num_threads: int = 0,
     return_early: bool = False,
     progress: Progress = False,
+    overwrite: bool = False,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Any:
     """Save a collection as a safetensors file.
 
@@ -60,7 +60,7 @@ def save(
 
     Args:
         data: the collection.
-        path: the file to write; with ``max_shard_size`` a directory.
+        path: the file to write; with ``max_shard_size`` a directory. A path, a URL or an object store.
         max_shard_size: split the tensors into files of at most this many bytes, such as ``"5GB"``, and write
             ``model.safetensors.index.json`` beside them. A tensor is never split.
         checksums: store a hash of each tensor, which ``verify`` compares.
@@ -69,12 +69,15 @@ def save(
         return_early: write in the background and return a :class:`TensorDictFuture`. The leaves must not change before
             its ``result()`` returns.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
+        overwrite: replace shards at a URL, where readers find no save for a moment; other saves are replaced without it.
+        storage_options: options of the store of a URL.
 
     Returns:
         ``data``, or a future of it.
 
     Raises:
         CodecError: a value or leaf cannot be stored; nothing is written.
+        FileExistsError: there are shards at the URL, and ``overwrite`` is False.
         IsADirectoryError: ``path`` is a directory, and ``max_shard_size`` is None.
         NotADirectoryError: ``path`` is a file, and ``max_shard_size`` is not None.
 
@@ -82,48 +85,49 @@ def save(
     >>> save(td, "data.safetensors") is td
     True
     """
-    place = check_local(path)
+    limit = None if max_shard_size is None else parse_size(max_shard_size)
+    objects = Serializer.find_objects(path, storage_options)
     plan = make_plan(data)
-    if max_shard_size is None:
-        if os.path.isdir(place):
-            raise IsADirectoryError(
-                f"cannot save to {place!r}, which is a directory: pass the path of a file, or max_shard_size"
-            )
-        write = partial(_save_file, plan, place)
+    if objects is not None:
+        run = partial(save_objects, plan, objects.store, limit, checksums=checksums, overwrite=overwrite)
     else:
-        limit = parse_size(max_shard_size)
-        if os.path.lexists(place) and not os.path.isdir(place):
-            raise NotADirectoryError(
-                f"max_shard_size writes a directory of files; {place!r} is not a directory"
-            )
-        check_same_format(place, "safetensors")
-        if os.path.lexists(os.path.join(place, SINGLE)):
-            raise FileExistsError(
-                f"{os.path.join(place, SINGLE)!r} exists, which other programs read instead of the shards: remove it"
-            )
-        write = partial(_save_shards, plan, place, limit)
+        run = partial(
+            _choose_writer(os.fspath(path), limit, plan),
+            checksums=checksums,
+            durable=durable,
+            num_threads=num_threads,
+        )
     total = sum(item.nbytes for item in plan.stored.values())
     report = make_reporter(progress, total, "save")
-    write = partial(write, checksums=checksums, durable=durable, num_threads=num_threads, report=report)
+    write = partial(run, report=report)
     if not return_early:
         write()
         return data
     return run_in_background(write, "td-safetensors-save", data)
 
 
-def check_local(path: str | os.PathLike[str]) -> str:
-    """Return a local path as a string; raise UnsupportedOperationError for a URL or an object store."""
-    objects = Serializer.find_objects(path)
-    if objects is not None:
-        raise UnsupportedOperationError(
-            f"cannot save to {objects.where}: URLs can only be read; save to a local file and upload it"
+def _choose_writer(place: str, limit: int | None, plan: Plan) -> Callable[..., None]:
+    """Return the function that writes a file, or shards of at most ``limit`` bytes, after a check of what is there."""
+    if limit is None:
+        if os.path.isdir(place):
+            raise IsADirectoryError(
+                f"cannot save to {place!r}, which is a directory: pass the path of a file, or max_shard_size"
+            )
+        return partial(_save_file, plan, place)
+    if os.path.lexists(place) and not os.path.isdir(place):
+        raise NotADirectoryError(f"max_shard_size writes a directory of files; {place!r} is not a directory")
+    check_same_format(place, "safetensors")
+    if os.path.lexists(os.path.join(place, SINGLE)):
+        raise FileExistsError(
+            f"{os.path.join(place, SINGLE)!r} exists, which other programs read instead of the shards: remove it"
         )
-    return os.fspath(path)
+    return partial(_save_shards, plan, place, limit)
 
 
 def create_file(like: object, path: str | os.PathLike[str], *, durable: bool = False) -> None:
     """Write a file of zeros with the structure, shapes and dtypes of a collection; FileExistsError if the path is taken."""
-    place = check_local(path)
+    refuse_objects(path, "create a file to fill at", "save() the collection when it is complete")
+    place = os.fspath(path)
     if os.path.lexists(place):
         raise FileExistsError(f"cannot create {place!r}: it exists")
     plan = make_plan(like, blank=True)
@@ -135,7 +139,7 @@ def create_file(like: object, path: str | os.PathLike[str], *, durable: bool = F
         file.commit(durable=durable)
 
 
-def _hash(stored: dict[str, PlannedArray]) -> dict[str, Any]:
+def _hash(stored: dict[str, PlannedArray]) -> dict[str, object]:
     digests = {name: Checksum(content=item.read()).hexdigest() for name, item in stored.items()}
     return {"algorithm": Checksum().algorithm, "tensors": digests}
 
@@ -249,23 +253,13 @@ def _save_shards(
     os.makedirs(folder, exist_ok=True)
     index = os.path.join(folder, INDEX)
     shards = split_shards(plan.stored, limit)
-    header = json.loads(plan.make_metadata(_hash(plan.stored) if checksums else None)["td"])
     with NewFile(index, beside=(".safetensors", ".safetensors.index.json")) as file:
-        old = list_shards(folder)
-        names = [name_shard(i, len(shards)) for i in range(len(shards))]
-        if old.intersection(names):
-            # The old index names these files, so the new ones need other names until it is replaced.
-            generation = secrets.token_hex(4)
-            names = [name_shard(i, len(shards), generation) for i in range(len(shards))]
+        old = list_shards(os.listdir(folder))
+        names = choose_names(len(shards), old)
         try:
             for name, shard in zip(names, shards, strict=True):
                 _write_file(os.path.join(folder, name), shard, {"format": "pt"}, durable, num_threads, report)
-            content = {
-                "metadata": {"total_size": sum(item.nbytes for item in plan.stored.values())},
-                "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
-                "td": header,
-            }
-            file.write([add_check_line(json.dumps(content, indent=2).encode())])
+            file.write([_make_index(plan, names, shards, checksums)])
             file.commit(durable=durable)
         except BaseException:
             if file.is_pending:  # with the index in place, an error leaves the new save
@@ -276,9 +270,61 @@ def _save_shards(
             _remove(os.path.join(folder, name))
 
 
+def _make_index(
+    plan: Plan, names: list[str], shards: list[dict[str, PlannedArray]], checksums: bool
+) -> bytes:
+    """Return the index of shards with some names."""
+    content = {
+        "metadata": {"total_size": sum(item.nbytes for item in plan.stored.values())},
+        "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
+        "td": json.loads(plan.make_metadata(_hash(plan.stored) if checksums else None)["td"]),
+    }
+    return add_check_line(json.dumps(content, indent=2).encode())
+
+
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def save_objects(
+    plan: Plan,
+    store: ObjectStore,
+    limit: int | None,
+    *,
+    checksums: bool,
+    overwrite: bool,
+    report: Callable[[int], None],
+) -> None:
+    """Write one object at the location of a store, or shards and their index, which is last and makes them the save."""
+    if limit is None:
+        metadata = plan.make_metadata(_hash(plan.stored) if checksums else None)
+        store.write("", _produce(plan.stored, metadata, report))
+        return
+    if store.stat([SINGLE]) != [None]:
+        raise FileExistsError(
+            f"{store.where}: {SINGLE!r} exists, which other programs read instead of the shards: remove it"
+        )
+    shards = split_shards(plan.stored, limit)
+    marker = json.dumps({"weight_map": {}, UNFINISHED: True}).encode()
+    tree = NewTree(store, INDEX, marker, overwrite=overwrite, marks_old=False)
+    old = list_shards(info.name for info in store.list("model-")) if overwrite else set()
+    names = choose_names(len(shards), old)
+    for name, shard in zip(names, shards, strict=True):
+        tree.write(name, _produce(shard, {"format": "pt"}, report))
+    tree.commit([_make_index(plan, names, shards, checksums)], old)
+
+
+def _produce(
+    stored: dict[str, PlannedArray], metadata: dict[str, str], report: Callable[[int], None]
+) -> Iterator[Any]:
+    """Yield the content of a file in buffers."""
+    placed = _place(stored)
+    yield build_header(((name, array) for name, array, _ in placed), metadata)
+    for buffer in _list_buffers([item for _, _, item in placed]):
+        for start in range(0, len(buffer), _PIECE):
+            yield buffer[start : start + _PIECE]
+        report(len(buffer))
 
 
 @dataclass(slots=True)
@@ -293,7 +339,7 @@ class Plan:
 
     stored: dict[str, PlannedArray]
     header: dict[str, Any]
-    reference: dict[str, Any] | None
+    reference: dict[str, object] | None
 
     def make_metadata(self, hashes: dict[str, object] | None = None) -> dict[str, str]:
         """Return the metadata of a file: both headers as JSON."""

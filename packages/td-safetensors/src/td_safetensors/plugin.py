@@ -81,7 +81,7 @@ def from_safetensors(path: str | os.PathLike[str], **options: object) -> Any:
     return _FORMAT.load(path, **options)
 
 
-def _load_as(cls: type, path: object, **options: object) -> Any:
+def _load_as(cls: type, path: object, **options: object) -> object:
     return _FORMAT.load_as(cls, path, **options)
 
 

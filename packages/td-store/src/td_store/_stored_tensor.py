@@ -126,7 +126,7 @@ class StoredTensor(StoredLeaf):
         """Format the element of a tensor without dims, as a number; describe any other tensor."""
         return format(self.item(), format_spec) if self.ndim == 0 else object.__format__(self, format_spec)
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Tensor], tuple[object, ...]]:
         """Reduce to the source and the geometry, without reading."""
         geometry = tuple(self.shape), self.stride(), int(self.storage_offset())
         return rebuild_stored_tensor, (type(self), self.source, *geometry, self.device, self.requires_grad)

@@ -149,7 +149,7 @@ def _as_type(hint: object, name: str, value: object) -> object:
         ) from error
 
 
-def _as_tensor(name: str, value: object, rule: str) -> Any:
+def _as_tensor(name: str, value: object, rule: str) -> object:
     if is_foreign(value):
         return value
     try:

@@ -144,7 +144,7 @@ def _check_names(cls: type[TensorCollection], root: TensorCollection, schema: Sc
 def _make_property(name: str) -> property:
     def read(self: Any) -> object:
         try:
-            child = self._tensordict._get_child(name)
+            child = self._tensordict._children()[name]
         except KeyError:
             return self._get_missing(name)
         if isinstance(child, Tensor):

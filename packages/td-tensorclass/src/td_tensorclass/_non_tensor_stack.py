@@ -128,7 +128,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             self._joints = find_joints(items, plan)
 
     def _fill(
-        self, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+        self, values: list[object], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> None:
         self._store_new(values)
         self._origin = self._joints = None
@@ -319,7 +319,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _max_batch_size(self) -> torch.Size:
         return self._batch_size + NonTensorStack.from_list(self._values).batch_size[1:]
 
-    def _flatten_lists(self, batch_size: torch.Size) -> list[Any]:
+    def _flatten_lists(self, batch_size: torch.Size) -> list[object]:
         """Return one value per element of a batch size with more dims, of which the lists have the items."""
         values = self._values
         for _ in batch_size[len(self._batch_size) :]:
@@ -350,7 +350,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _get_varying_dims(self) -> tuple[int, ...]:
         return tuple(range(len(self._batch_size))) if self._joints is None else self._joints[0]
 
-    def _unwrap(self) -> Any:
+    def _unwrap(self) -> object:
         self._check_whole()
         return _LinkedEntry(self).read(self._values, self._batch_size)
 

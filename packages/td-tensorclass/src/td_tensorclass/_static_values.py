@@ -64,7 +64,7 @@ def register_data(cls: type) -> None:
     """Register a subclass of NonTensorDataBase as a pytree node."""
 
     def made_of(
-        value: object, metadata: Any, batch_size: object, device: DeviceType | None, names: object
+        value: object, metadata: object, batch_size: object, device: DeviceType | None, names: object
     ) -> object:
         node = cls(value, metadata, batch_size=batch_size, device=device)
         node._names = _fit_names(names, batch_size)

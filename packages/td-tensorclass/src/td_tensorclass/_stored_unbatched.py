@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from ._unbatched import UnbatchedTensor
 class StoredUnbatchedTensor(StoredTensor, UnbatchedTensor):
     """A stored tensor that all elements of a batch share. Results of operations are plain tensors."""
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Tensor], tuple[object, ...]]:
         """Reduce to a stored tensor, without reading."""
         rebuild, (_, *place) = super().__reduce_ex__(protocol)
         return rebuild, (StoredTensor, *place)

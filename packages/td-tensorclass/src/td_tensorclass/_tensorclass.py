@@ -78,7 +78,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         lock: dataclasses.InitVar[bool] = dataclasses.field(default=False, kw_only=True)
 
     _schema: ClassVar[Schema]
-    _cast: ClassVar[Callable[[str, Any], Any]]
+    _cast: ClassVar[Callable[[str, Any], object]]
     _has_post_init: ClassVar[bool] = False
     #: True if the class overrides ``__setattr__``, which the constructor then calls for each field.
     _sets_fields: ClassVar[bool] = False

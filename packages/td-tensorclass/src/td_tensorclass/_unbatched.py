@@ -110,7 +110,7 @@ class UnbatchedTensor(Tensor):
     def __format__(self, format_spec: str) -> str:
         return format(self.item(), format_spec) if self.ndim == 0 else object.__format__(self, format_spec)
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         # torch loads a subclass as a view, which is not a leaf if it requires grad, so set requires_grad afterwards.
         state = {**vars(self), "requires_grad": self.requires_grad}
         return type(self), (_plain(self.detach()),), state

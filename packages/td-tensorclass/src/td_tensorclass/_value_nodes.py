@@ -97,7 +97,7 @@ class ValueNode(TensorCollection):
     def _print_node(self) -> Any:
         return super()._print_node()._replace(text=type(self).__name__)
 
-    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
+    def _get_join_entries(self, first: Node, plan: object, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
         raise kind_mismatch_error(first, self, path)
 
     def _set_path(

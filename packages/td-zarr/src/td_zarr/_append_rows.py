@@ -91,7 +91,7 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
         put_documents(group.objects, planned)
 
 
-def _grow_texts(group: GroupContent, whole: ArrayPlan) -> dict[str, dict[str, Any]]:
+def _grow_texts(group: GroupContent, whole: ArrayPlan) -> dict[str, dict[str, object]]:
     """Write the new rows of text columns, and return the metadata of their arrays."""
     result: dict[str, dict[str, Any]] = {}
     dims = name_dims({**whole.arrays, **whole.texts})
@@ -108,7 +108,7 @@ def _grow_texts(group: GroupContent, whole: ArrayPlan) -> dict[str, dict[str, An
     return result
 
 
-def _without_elements(rows: Any) -> Any:
+def _without_elements(rows: Any) -> object:
     """Return a collection of meta tensors of the same structure and with the same values."""
     encoded = encode(rows)
     for path, leaf in zip(encoded.leaf_paths(members=False), encoded.leaves, strict=True):

@@ -135,7 +135,7 @@ class ChunkOptions:
     checksums: bool = False
 
     @cached_property
-    def _tables(self) -> dict[str, dict[tuple[str, ...], Any]]:
+    def _tables(self) -> dict[str, dict[tuple[str, ...], object]]:
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "checksums"}
         tables = {
             name: value if isinstance(value, Mapping) else {None: value} for name, value in values.items()
@@ -245,7 +245,7 @@ def _make_with_zarr(
     attributes: dict[str, Any],
     checksums: bool,
     codecs: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the metadata that zarr-python makes of codecs, and of the shape, dtype and fill value of an array."""
     shape, dtype, fill = kind
     if chunks is None:

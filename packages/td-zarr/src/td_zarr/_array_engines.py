@@ -87,7 +87,7 @@ def open_array(objects: Objects, info: ArrayInfo, *, strict: bool) -> FastArray 
     return SlowArray(objects, info, array)
 
 
-def _open_fast(objects: Objects, info: ArrayInfo, strict: bool) -> Any:
+def _open_fast(objects: Objects, info: ArrayInfo, strict: bool) -> object:
     """Open an array with tensorstore, by the metadata in the root of the group; return None if that cannot be done."""
     global _owner
     if tensorstore is None or info.dtype is None or not isinstance(objects, LocalObjects):
@@ -159,7 +159,7 @@ class SlowArray:
         with _name_array(self._objects, self._info):
             await self._array.setitem(..., value)
 
-    def write(self, index: Any, value: npt.NDArray[np.generic]) -> None:
+    def write(self, index: object, value: npt.NDArray[np.generic]) -> None:
         """Write a part of the array."""
         with _name_array(self._objects, self._info):
             try:

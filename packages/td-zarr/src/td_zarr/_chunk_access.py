@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -101,7 +101,7 @@ class ChunkSource:
     def __repr__(self) -> str:
         return f"ChunkSource({self.objects.where!r}, {self.info.name!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         if self._kept is not None:
             return self._kept.__reduce_ex__(2)
         return rebuild_source, (self.objects, self.info, self.strict)
@@ -161,7 +161,7 @@ def rebuild_source(objects: Objects, info: ArrayInfo, strict: bool) -> ChunkSour
     return ChunkSource(objects, info, strict=strict)
 
 
-def _as_selection(index: SourceIndex) -> Any:
+def _as_selection(index: SourceIndex) -> object:
     return tuple(item if isinstance(item, slice) else item.numpy() for item in index)
 
 
@@ -225,7 +225,7 @@ class RawSource(MappedSource):
     def __repr__(self) -> str:
         return f"RawSource({self.objects.where!r}, {self.info.name!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         if self._kept is not None:
             return self._kept.__reduce_ex__(2)
         return RawSource, (self.objects, self.info, self.shared)

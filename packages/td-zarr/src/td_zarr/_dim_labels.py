@@ -78,7 +78,7 @@ def describe_levels(plan: ArrayPlan) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _describe_level(meta: Mapping[str, Any], stacked: Stacked | None) -> dict[str, Any]:
+def _describe_level(meta: Mapping[str, Any], stacked: Stacked | None) -> dict[str, object]:
     size, names = list(meta["batch_size"]), meta.get("names")
     if stacked is not None:
         dim, count, name = stacked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from ._local_objects import LocalObjects
 from ._read_collections import open_group
 
 
-def inspect(location: object, *, storage_options: dict[str, Any] | None = None) -> Tree:
+def inspect(location: object, *, storage_options: dict[str, object] | None = None) -> Tree:
     """Return the tree of a group from its metadata.
 
     Raises:
@@ -40,7 +39,7 @@ def inspect(location: object, *, storage_options: dict[str, Any] | None = None) 
 
 
 def verify(
-    location: object, *, storage_options: dict[str, Any] | None = None, progress: Progress = False
+    location: object, *, storage_options: dict[str, object] | None = None, progress: Progress = False
 ) -> Report:
     """Check a group: its metadata, that every chunk exists and can be read, and the checksums of chunks that have them.
 

@@ -181,7 +181,7 @@ def list_documents(objects: Objects, root: Mapping[str, object]) -> dict[str, di
 _OLD = {".zarray": "array", ".zgroup": "group"}
 
 
-def _list_old_documents(objects: Objects) -> dict[str, dict[str, Any]]:
+def _list_old_documents(objects: Objects) -> dict[str, dict[str, object]]:
     """Return the metadata of version 2, with the attributes and the type of each node in it."""
     content = objects.get(".zmetadata")
     if content is not None:
@@ -204,7 +204,7 @@ def _list_old_documents(objects: Objects) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _join_old(document: object, attributes: object, file: str, where: str) -> dict[str, Any]:
+def _join_old(document: object, attributes: object, file: str, where: str) -> dict[str, object]:
     """Return the metadata of a node of version 2 with its attributes and the type of the node in it."""
     if not isinstance(document, dict) or not isinstance(attributes, dict):
         raise FormatError(f"{where}: a {file} or .zattrs is not a JSON object")

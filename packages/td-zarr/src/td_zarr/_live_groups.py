@@ -275,7 +275,7 @@ class ZarrTensorDict(LiveCollection):
         """Close the store, if td has opened it. It is opened again when elements are used."""
         self._store.objects.close()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Reduce to the place of the group and the keys of a nested collection."""
         store = self._store
         return rebuild_live, (store.objects, self._path, dict(store.options), store.mode)

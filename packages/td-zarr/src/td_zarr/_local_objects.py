@@ -53,7 +53,7 @@ class LocalObjects(Objects):
         self._inside: set[str] = set()
         self._checked: set[str] = set()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return LocalObjects, (self.path, self.stamp, self.version)
 
     def locate(self, key: str) -> str:
@@ -280,7 +280,7 @@ def find_local_path(location: object) -> str | None:
     return None
 
 
-def find_objects(location: Any, storage_options: dict[str, Any] | None = None) -> Objects:
+def find_objects(location: object, storage_options: dict[str, object] | None = None) -> Objects:
     """Return the objects of the group at a location: a path, a URL, or an object of zarr.
 
     Raises:

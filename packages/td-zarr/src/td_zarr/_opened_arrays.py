@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from td_core.errors import FormatError
 
@@ -56,7 +55,7 @@ class OpenedArray:
             document = find_old_document(self.objects, self.info.name)
         self._known, self._version = (None, self._compare(document)), version
 
-    def _compare(self, document: dict[str, Any]) -> ArrayInfo:
+    def _compare(self, document: dict[str, object]) -> ArrayInfo:
         """Return the array with new metadata; raise FormatError if its elements are not those of the opened array."""
         old, new = self.info, read_array_document(self.info.name, document, self.objects.where)
         grows = len(old.shape) == len(new.shape) and all(a <= b for a, b in zip(old.shape, new.shape))
@@ -88,7 +87,7 @@ def has_replaced_arrays(objects: Objects, arrays: Iterable[ArrayInfo]) -> bool:
     return False
 
 
-def _strip(info: ArrayInfo) -> dict[str, Any]:
+def _strip(info: ArrayInfo) -> dict[str, object]:
     """Return the metadata of an array that does not change when rows are appended."""
     changing = ("shape", "attributes", "dimension_names", "consolidated_metadata")
     return {key: value for key, value in info.document.items() if key not in changing}

@@ -49,8 +49,8 @@ _MOST_READS = 100
 
 @contextlib.contextmanager
 def open_group(
-    location: Any,
-    storage_options: dict[str, Any] | None = None,
+    location: object,
+    storage_options: dict[str, object] | None = None,
     *,
     allow_pickle: bool = False,
     stack_values: bool = True,
@@ -81,14 +81,14 @@ class _ChangedError(FormatError):
 
 
 def load(
-    location: Any,
+    location: object,
     *,
     device: DeviceType | None = None,
     keys: Iterable[NestedKey] | NestedKey | None = None,
     rows: Any = None,
     strict: bool = True,
     allow_pickle: bool = False,
-    storage_options: dict[str, Any] | None = None,
+    storage_options: dict[str, object] | None = None,
     progress: Progress = False,
 ) -> Any:
     """Load a collection from a Zarr group.
@@ -134,7 +134,7 @@ def load(
     return result
 
 
-def _read_unreplaced(location: Any, read: Callable[[], Any]) -> Any:
+def _read_unreplaced(location: object, read: Callable[[], object]) -> Any:
     """Return the result of ``read``, repeated if a save replaced the directory, or another process changed the group."""
     path = find_local_path(location)
     is_directory = path is not None and os.path.isdir(path)
@@ -195,7 +195,7 @@ class Reinterpreted:
     def __repr__(self) -> str:
         return repr(self.source)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Reinterpreted, (
             self.source,
             self.place,
@@ -290,13 +290,13 @@ class Opener:
 
 
 def open_collection(
-    location: Any,
+    location: object,
     *,
     mode: str = "r",
     keys: Iterable[NestedKey] | NestedKey | None = None,
     strict: bool = True,
     allow_pickle: bool = False,
-    storage_options: dict[str, Any] | None = None,
+    storage_options: dict[str, object] | None = None,
 ) -> Any:
     """Open a Zarr group, without reading its arrays.
 
@@ -332,7 +332,7 @@ def open_with_content(
     keys: Iterable[NestedKey] | None,
     strict: bool,
     allow_pickle: bool,
-    storage_options: dict[str, Any] | None,
+    storage_options: dict[str, object] | None,
     stack_values: bool = True,
     follows: bool = False,
 ) -> tuple[Any, GroupContent]:
@@ -356,7 +356,7 @@ def open_with_content(
     return opened
 
 
-def read_object(item: zarr.Group | zarr.Array[Any]) -> Any:
+def read_object(item: zarr.Group | zarr.Array[object]) -> Any:
     """Open an array or group of zarr in the mode of its store: its elements stay there.
 
     An array at the root of a store that is not a directory has no group, and is read.
@@ -381,7 +381,7 @@ def read_object(item: zarr.Group | zarr.Array[Any]) -> Any:
     )
 
 
-def _open_array(objects: StoreObjects, name: str, mode: str) -> Any:
+def _open_array(objects: StoreObjects, name: str, mode: str) -> object:
     """Return the entry of an array: a leaf in the store, or its text as values."""
     if objects.get(f"{name}/zarr.json") is None:
         document = find_old_document(objects, name)

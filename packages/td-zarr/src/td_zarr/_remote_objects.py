@@ -30,7 +30,7 @@ class RemoteObjects(StoreObjects):
         self.objects, self.name = objects, name
         super().__init__(where, partial(ObjectZarrStore, objects))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return RemoteObjects, (self.where, self.objects, self.name)
 
     @property

@@ -146,7 +146,7 @@ class PlannedGroup:
             documents[name] = make_plain_document(torch.uint8, [len(content)], dims, attributes)
             self.values[f"{name}/c.0"] = content
         groups = {name: make_group_document(attributes) for name, attributes in levels.items() if name}
-        self.documents: dict[str, Any] = {**groups, **documents}
+        self.documents: dict[str, object] = {**groups, **documents}
         header = {**plan.header, "sparse": True} if sparse else plan.header
         self.root = make_group_document({**levels[""], "td": json.dumps(header, separators=(",", ":"))})
         nested = {
@@ -261,7 +261,7 @@ def _replace(
     write: Callable[[Objects], None],
     *,
     durable: bool,
-    storage_options: dict[str, Any] | None,
+    storage_options: dict[str, object] | None,
 ) -> None:
     """Write a group at a location, in the place of the one that is there."""
     path = find_local_path(location)
@@ -311,7 +311,7 @@ def create(
     filters: object = None,
     compressors: object = None,
     serializer: object = None,
-    storage_options: dict[str, Any] | None = None,
+    storage_options: dict[str, object] | None = None,
 ) -> Any:
     """Write a group of zeros with the structure, shapes and dtypes of a collection, and open it for writing.
 
@@ -373,7 +373,7 @@ def check_replaceable(objects: Objects) -> None:
         )
 
 
-def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str]:
+def _list_others(objects: Objects, keys: list[str], header: object) -> Iterator[str]:
     """Yield the names of arrays, groups and files that are not those of a header."""
     arrays, groups = _read_names(header, objects.where)
     unknown = [key for key in keys if not _is_inside(key, arrays)]
@@ -394,7 +394,7 @@ def _list_others(objects: Objects, keys: list[str], header: Any) -> Iterator[str
             yield key
 
 
-def _read_names(header: Any, where: str) -> tuple[set[str], set[str]]:
+def _read_names(header: object, where: str) -> tuple[set[str], set[str]]:
     """Return the names of the arrays of a header, and of the groups above them."""
     table = load_array_table(parse_json(header, where) if isinstance(header, str) else header, where)
     arrays = set(list_array_names(table))

@@ -154,7 +154,7 @@ class StoreObjects(Objects):
         self._lock: tuple[int, GroupLock] | None = None
         self._saves = self.lock.saves
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         make = partial(StoreObjects, is_own=self.is_own, is_read_only=self.is_read_only)
         return make, (self.where, self.make, self.prefix)
 
@@ -260,7 +260,7 @@ class ZipObjects(StoreObjects):
         weakref.finalize(self, os.close, fd)  # while it is open, no other file gets its number
         self.stamp = _get_stamp(os.fstat(fd)) if stamp is None else stamp
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ZipObjects, (self.where, self.stamp)
 
     def check(self) -> None:
@@ -313,7 +313,7 @@ def return_store(store: zarr.abc.store.Store) -> zarr.abc.store.Store:
 
 
 @set_module("td_zarr.zarr_pickles")
-def open_url(url: str, storage_options: dict[str, Any] | None) -> zarr.abc.store.Store:
+def open_url(url: str, storage_options: dict[str, object] | None) -> zarr.abc.store.Store:
     """Open the store of a URL."""
     try:
         store = zarr.storage.FsspecStore.from_url(url, storage_options=storage_options)

@@ -91,11 +91,11 @@ def from_zarr(filename: Any, **options: Any) -> Any:
     return from_zarr(filename, **options)
 
 
-def _open_as(cls: type, filename: object, **options: object) -> Any:
+def _open_as(cls: type, filename: object, **options: object) -> object:
     return as_named(cls, from_zarr(filename, **options), f"what is saved at {str(filename)!r}")
 
 
-def _to_entry(item: Any, batch_size: object, device: object) -> Any:
+def _to_entry(item: object, batch_size: object, device: object) -> Any:
     from ._read_collections import read_object
 
     return read_object(item)

@@ -71,7 +71,7 @@ class NodeKind:
     attributes: Callable[[Any], dict[str, Any]] | None = None
     is_leaf: bool = False
     select: (
-        Callable[[dict[str, Any], list[tuple[str, ...]], list[tuple[str, ...]]], dict[str, Any]] | None
+        Callable[[dict[str, object], list[tuple[str, ...]], list[tuple[str, ...]]], dict[str, object]] | None
     ) = None
 
     def record_of(self, node: Core, format_name: str = "", path: tuple[str, ...] = ()) -> Record:
@@ -90,7 +90,7 @@ class NodeKind:
             f"{where}flatten of the node kind {self.tag!r}{writer} gives a Record; got {record!r}"
         )
 
-    def node_of(self, record: Record, format_name: str = "") -> Any:
+    def node_of(self, record: Record, format_name: str = "") -> Core:
         """Unflatten a record with the layout of a format. Raise TypeError if the plugin's function returns no node."""
         form: NodeKind | Layout = self.layouts[format_name] if format_name else self
         node = form.unflatten(record)

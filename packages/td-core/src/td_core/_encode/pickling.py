@@ -26,9 +26,11 @@ from .._tree.components import JaggedParts, get_parts
 from .._tree.defaults import add_key_note
 from .._tree.devices import fix_decoded_devices
 from .._tree.node import Core, CoreT, make_dense
-from .._tree.walks import list_holders, list_nested
+from .._tree.walks import list_holders
 from .decode import decode, decode_all
 from .node_kinds import KINDS, Encoded, encode, get_key_path
+
+_NO_ATTRIBUTES: dict[str, object] = {}
 
 #: The layouts whose tensors have a working ``__deepcopy__``.
 _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
@@ -116,11 +118,13 @@ def copy_deeply(node: Core, memo: dict[int, Any]) -> object:
         if whole is not None:
             return whole
     encoded = encode(node, shared=True)
-    _copy_plain(encoded.leaves, memo)
+    _copy_without_storage(encoded.leaves, memo)
     leaves: list[Tensor] = []
+    kept = memo.setdefault(id(memo), [])
     try:
         for leaf in encoded.leaves:
-            leaves.append(deepcopy(leaf, memo))
+            clone = None if id(leaf) in memo else _copy_filled(leaf, memo, kept)
+            leaves.append(deepcopy(leaf, memo) if clone is None else clone)
     except Exception as error:
         add_key_note(error, get_key_path(encoded.nodes, [len(leaves)]))
         raise
@@ -139,33 +143,37 @@ def copy_deeply(node: Core, memo: dict[int, Any]) -> object:
     return copied[0]
 
 
-def _copy_dense(node: Core, memo: dict[int, Any]) -> Core | None:
+def _copy_dense(root: Core, memo: dict[int, Any]) -> Core | None:
     """Copy a tree of plain nodes without their encoding; None if it has other nodes, a locked one, or one twice."""
-    plain = type(make_dense({}, node.batch_size))
-    nodes = _list_nodes(node) if type(node) is plain else []
-    if not nodes or {*map(type, nodes)} != {plain} or len({*map(id, nodes)}) < len(nodes):
+    plain = type(make_dense({}, root.batch_size))
+    if type(root) is not plain:
         return None
-    if any(level._locked or id(level) in memo for level in nodes):
-        return None
-    leaves: list[Tensor] = []
-    treedef = node._flatten_leaves(leaves)
-    _copy_plain(leaves, memo)
-    try:
-        copies = [memo[id(leaf)] if id(leaf) in memo else deepcopy(leaf, memo) for leaf in leaves]
-        copied = node._unflatten(copies, treedef)
-    except Exception:
-        return None  # the encoding has the key of the leaf for the error
-    memo.setdefault(id(memo), []).append(nodes)
-    memo.update(zip(map(id, nodes), _list_nodes(copied)))
+    copied: Core = root._with_children(root._children())
+    made: dict[int, Core] = {id(root): copied}
+    todo = [(root, copied)]
+    kept = memo.setdefault(id(memo), [])
+    # By hand: the row `steps: deepcopy of the list` of benchmarks/scale.py.
+    for node, copy in todo:
+        if node._locked or id(node) in memo:
+            return None
+        level: Any = copy._children()
+        for key, child in level.items():
+            if isinstance(child, Tensor):
+                leaf = memo.get(id(child))
+                if leaf is None and (leaf := _copy_filled(child, memo, kept)) is None:
+                    try:
+                        leaf = deepcopy(child, memo)
+                    except Exception:
+                        return None  # the encoding has the key of the leaf for the error, and uses the copies in the memo
+                level[key] = leaf
+            elif type(child) is plain and id(child) not in made:
+                level[key] = made[id(child)] = below = child._with_children(child._children())
+                todo.append((child, below))
+            else:
+                return None
+    kept.append(todo)
+    memo.update(made)
     return copied
-
-
-def _list_nodes(root: Core) -> list[Core]:
-    """List a node and all below it. A list that grows is faster than the generator of ``walk``."""
-    nodes = [root]
-    for node in nodes:
-        nodes += list_nested(node)
-    return nodes
 
 
 def _copy_stacked(node: Core, memo: dict[int, Any]) -> Core | None:
@@ -236,40 +244,44 @@ def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
     )
 
 
-def _copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
-    """Add clones of leaves that fill their storage, and of these storages, to the ``memo`` of deepcopy."""
-    # deepcopy would create equal clones, but takes ten times as long.
-    kept = memo.setdefault(id(memo), [])
+def _copy_filled(leaf: Tensor, memo: dict[int, Any], kept: list[object]) -> Tensor | None:
+    """Return a clone of a plain leaf that fills its storage, and add both to the ``memo`` of deepcopy; None for others."""
+    # deepcopy would create an equal clone, but takes ten times as long.
+    # torch warns when .grad of a tensor that is not a leaf of the autograd graph is read.
+    if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.is_nested or leaf.requires_grad:
+        return None
+    if True in (
+        leaf.grad is not None,
+        leaf.__dict__ != _NO_ATTRIBUTES,
+        not (leaf.is_cpu or leaf.is_cuda),
+        leaf.is_quantized,
+        leaf.is_conj(),
+        leaf.is_neg(),
+        not leaf.is_contiguous(),
+    ):
+        return None
+    storage = leaf.untyped_storage()
+    if storage.nbytes() != leaf.nbytes or id(storage) in memo:
+        return None
+    try:
+        copied = leaf.clone()
+    except NotImplementedError:
+        return None  # clone() does not support integers of less than a byte; deepcopy copies the storage
+    memo[id(leaf)] = copied
+    memo[id(storage)] = copied.untyped_storage()
+    # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
+    kept.append(storage)
+    return copied
+
+
+def _copy_without_storage(leaves: list[Tensor], memo: dict[int, Any]) -> None:
+    """Add clones of leaves without a storage, for which deepcopy fails, to its ``memo``."""
     for leaf in leaves:
         if type(leaf) is not Tensor or id(leaf) in memo:
             continue
         if leaf.layout not in _DEEP or (leaf.is_nested and leaf.layout is torch.strided):
-            # deepcopy fails on these layouts, since they have no storage.
             if leaf.is_leaf and leaf.grad is None and not leaf.__dict__:
                 memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-            continue
-        storage = _get_filled_storage(leaf)
-        if storage is not None and id(storage) not in memo:
-            try:
-                copied = leaf.clone()
-            except NotImplementedError:
-                continue  # clone() does not support integers of less than a byte; deepcopy copies the storage
-            memo[id(leaf)] = copied
-            memo[id(storage)] = copied.untyped_storage()
-            # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
-            kept.append(storage)
-
-
-def _get_filled_storage(leaf: Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a plain tensor that fills it and has no state that a clone would lack; None for others."""
-    if leaf.requires_grad or leaf.grad is not None or leaf.__dict__:
-        return None
-    if leaf.layout is not torch.strided or not (leaf.is_cpu or leaf.is_cuda):
-        return None
-    if leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or not leaf.is_contiguous():
-        return None
-    storage = leaf.untyped_storage()
-    return storage if storage.nbytes() == leaf.nbytes else None
 
 
 torch.serialization.add_safe_globals([rebuild_collection])

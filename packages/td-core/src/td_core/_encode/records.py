@@ -58,7 +58,7 @@ class Record:
         node: Core,
         entries: Mapping[str, Child] | None = None,
         *,
-        values: Mapping[str, Any] | None = None,
+        values: Mapping[str, object] | None = None,
         **fields: object,
     ) -> Record:
         """Return a record of a node. Its header has the batch size and, if set, device, dim names and the user's lock.

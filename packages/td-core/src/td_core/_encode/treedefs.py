@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ _PLAIN_VALUES = frozenset({str, int, float, bool, type(None)})
 Tree = Any
 
 #: The key path of a value: the path of its parent and its key; empty at the root.
-_Path = tuple[Any, ...]
+_Path = Union[tuple["_Path", object], tuple[()]]  # noqa: UP007  a string is not an operand of |
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Callable
 from numbers import Number
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -36,7 +36,8 @@ _LARGE = 1 << 12_000
 _PLAIN = frozenset({str, float, bool, type(None)})
 
 
-Path = tuple[Any, ...]  # linked list (path of the parent, key): extending it is O(1)
+#: The path of the parent and the key; empty at the root. To extend it takes constant time.
+Path = Union[tuple["Path", object], tuple[()]]  # noqa: UP007  a string is not an operand of |
 
 
 def parse_json(text: str | bytes, where: str = "") -> Any:

@@ -14,6 +14,8 @@ from .locations import Location, as_location, get_scheme
 StoreFactory = Callable[[str, Mapping[str, object]], ObjectStore]
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]+")
+#: The package that opens common URLs, and a scheme that it has.
+_PROVIDER, _COMMON = "td-remote", "s3"
 
 
 class Stores:
@@ -53,9 +55,14 @@ class Stores:
         if scheme in self._by_scheme:
             return scheme
         known = ", ".join(map(repr, sorted(self._by_scheme))) or "none"
+        hint = (
+            ""
+            if _COMMON in self._by_scheme
+            else f"; common ones are those of {MissingPluginError.describe(_PROVIDER)}"
+        )
         raise MissingPluginError(
             f"no installed package opens {ObjectLocation.hide_secrets(url)!r}: none provides the scheme {scheme!r} with the hook "
-            f"td_stores; registered schemes: {known}"
+            f"td_stores; registered schemes: {known}{hint}"
         )
 
 

@@ -17,7 +17,7 @@ from ..typing import NestedKey
 __all__ = ["group_by", "isin", "remove_duplicates"]
 
 
-def group_by(tensordict: Core, key: NestedKey) -> tuple[Tensor | list[Any], tuple[Any, ...]]:
+def group_by(tensordict: Core, key: NestedKey) -> tuple[Tensor | list[object], tuple[Any, ...]]:
     """Group rows along the first batch dim by an entry; return the distinct values and the rows of each.
 
     Args:
@@ -99,7 +99,7 @@ def isin(input: object, reference: object, key: NestedKey, dim: int = 0) -> Tens
     return torch.isin(inverse[len(right) :], inverse[: len(right)])
 
 
-def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indices: bool = False) -> Any:
+def remove_duplicates(input: Core, key: NestedKey, dim: int = 0, *, return_indices: bool = False) -> Any:
     """Keep the first row of each distinct value of an entry along a batch dim.
 
     Args:

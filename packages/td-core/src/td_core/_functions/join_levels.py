@@ -11,7 +11,7 @@ from .._plans.plans import ShapePlan
 from .._plans.shapes import Join
 from .._tree.components import cat_components
 from .._tree.defaults import check_same_keys, leaf_node_mismatch_error, show_path
-from .._tree.node import Child
+from .._tree.node import Child, Core
 from .._tree.ragged import get_display_shape
 from ..errors import StructureError
 
@@ -34,7 +34,7 @@ def zip_entries(
     return ((key, [column[key] for column in columns]) for key in keys)
 
 
-def unify_kinds(items: Sequence[Any], plan: ShapePlan) -> Sequence[Any]:
+def unify_kinds(items: Sequence[Any], plan: ShapePlan) -> Sequence[Core]:
     """Convert dense items of a ``cat`` to lazy stacks if other items are lazy stacks, so that uneven entries are kept."""
     first = items[0]
     if (
@@ -51,7 +51,7 @@ def unify_kinds(items: Sequence[Any], plan: ShapePlan) -> Sequence[Any]:
     return [item.to_lazystack(dim) if stack is None else item for item, stack in zip(items, stacks)]
 
 
-def join_nodes(values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...]) -> Any:
+def join_nodes(values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...]) -> Core:
     """Join nodes of any kind. Raise StructureError if one of the values is a tensor."""
     for value in values:
         if isinstance(value, Tensor):

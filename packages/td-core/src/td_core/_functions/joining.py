@@ -137,15 +137,16 @@ def lazy_stack(input: Iterable[object], dim: int = 0, *, out: Any = None, **kwar
     (tensor([0, 1]), ['a'])
     """
     items = _list_items(input)
-    if items and isinstance(items[0], Tensor) and any(option.startswith("as_") for option in kwargs):
+    tensors = bool(items) and isinstance(items[0], Tensor)
+    if tensors and any(option.startswith("as_") for option in kwargs):
         return convert_form("of the list", _check_tensors(items, "stack"), dim, None, **kwargs)
-    strict, name = _parse_options("lazy_stack", **kwargs)
-    if items and isinstance(items[0], Tensor):
+    strict, name = _parse_options("lazy_stack", **kwargs) if kwargs else (False, None)
+    if tensors:
         return torch.stack(_check_tensors(items, "stack", out), dim, out=out)
     sizes = _get_batch_sizes(items, "stack")
     size = sizes[0]
     for i, other in enumerate(sizes):
-        if len(other) != len(size) or (strict and other != size):
+        if other != size and (strict or len(other) != len(size)):
             raise BatchSizeError(
                 f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}"
             )

@@ -128,7 +128,7 @@ def from_module(
     lock: bool = True,
     use_state_dict: bool = False,
     filter_empty: bool = True,
-) -> Any:
+) -> object:
     """Return the parameters and buffers of a module, with one nested collection per submodule.
 
     Args:

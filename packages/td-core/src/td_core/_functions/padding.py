@@ -22,7 +22,7 @@ from ..typing import NestedKey
 Path = tuple[str, ...]
 
 
-def pad_to_dense(node: Core, padding: float, mask_key: NestedKey | None) -> Any:
+def pad_to_dense(node: Core, padding: float, mask_key: NestedKey | None) -> object:
     """Pad ragged entries, see ``to_padded_tensor``; with ``mask_key``, add the mask of the padding."""
     try:
         result = pad_node(node, padding)
@@ -199,7 +199,7 @@ def _mark_leaves(node: Core, shapes: dict[Path, list[tuple[int, ...]]]) -> Any:
             else:
                 entries[key] = make_ones(child.shape[:ndim])
 
-    def make(holder: Core, entries: dict[str, Any]) -> Core:
+    def make(holder: Core, entries: dict[str, Tensor | Core]) -> Core:
         return make_dense(entries, holder.batch_size)
 
     return map_levels(node, fill, (), make, True)

@@ -38,7 +38,7 @@ from .joining import stack
 from .operands import raise_at_entry, raise_at_leaf, run_each_leaf, transform, write_result
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 Dims = Any  # an int or name, a tuple of these, None or NO_DEFAULT
 KeyTransform = Callable[[NestedKey], NestedKey]
 
@@ -97,7 +97,7 @@ def make_indexed_reduction(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a reduction that returns values and indices."""
 
     def method(
-        self: Any,
+        self: Core,
         dim: Dims = NO_DEFAULT,
         keepdim: bool = False,
         *,
@@ -148,7 +148,7 @@ def make_indexed_reduction(name: str, what: str) -> Callable[..., Any]:
 def make_scan(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a cumulative operation that returns values and indices."""
 
-    def method(self: Any, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def method(self: Core, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         place = parse_dim(self, name, dim)
         joined = methodcaller(name, place)(concat_elements(self, name, place)) if reduce else None
         result_type = getattr(torch.return_types, name) if return_indices else None

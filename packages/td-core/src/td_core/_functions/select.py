@@ -245,7 +245,7 @@ def _select_aligned(left: Core, right: Core, condition: Tensor, is_even: bool) -
     return _select_nodes(left, right, condition, is_even)
 
 
-def _select_nodes(chosen: Core, otherwise: object, condition: Tensor, has_same_size: bool = True) -> Any:
+def _select_nodes(chosen: Core, otherwise: object, condition: Tensor, has_same_size: bool = True) -> object:
     """Select elements of ``chosen`` where ``condition`` is true, of ``otherwise`` elsewhere; lazy stacks stay lazy."""
     # If no batch size was broadcast, a member can take an entry of another shape as it is.
     is_stack = chosen._members_and_dim() is not None

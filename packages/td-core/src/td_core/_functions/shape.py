@@ -82,7 +82,7 @@ def as_canonical(leaf: Tensor) -> Tensor:
     return leaf.view(-1).view(leaf.shape) if 1 in leaf.shape else leaf
 
 
-def write_reshaped(owner: Core, result: Any) -> None:
+def write_reshaped(owner: Core, result: Core) -> None:
     """Write the result of an operation back to its source, in the shape of the source."""
     write_back(owner, result.reshape(owner.batch_size))
 
@@ -94,7 +94,7 @@ def finish_reshape(node: CoreT, result: CoreT, what: str, inplace: bool) -> Core
     return write_back_on_exit(result, node, write_reshaped)
 
 
-def _write_permuted(owner: object, result: Any, plan: ShapePlan) -> None:
+def _write_permuted(owner: object, result: Core, plan: ShapePlan) -> None:
     """Write a permuted result back to its source, in the order of the source."""
     write_back(owner, result.permute([plan.sources.index(dim) for dim in range(plan.n)]))
 

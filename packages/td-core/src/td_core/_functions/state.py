@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .._encode.node_kinds import KINDS, NodeKind
 from .._encode.records import Record
+from .._torch.kernels import PLAIN
 from .._tree.coerce import WRAPPED, coerce
 from .._tree.components import has_same_components
 from .._tree.defaults import check_keys, clone_detached, get_lead, show_path, unwrap_entry
@@ -43,6 +44,9 @@ _META = {"batch_size", "device"}
 _OLD_FIELDS = {"__batch_size", "__device"}
 _OLD_TENSORCLASS = {"_tensordict", "_non_tensordict"}
 
+#: One call for all leaves of a level is faster only above about this many entries.
+_FEW = 8
+
 #: An entry of a parsed state dict.
 Entry = Union[Tensor, "_Level"]
 
@@ -56,13 +60,14 @@ class _Level:
 
 
 def write_state_dict(
-    root: Core, destination: Any, prefix: str, keep_vars: bool, flatten: bool
-) -> OrderedDict[str, Any]:
+    root: Core, destination: object, prefix: str, keep_vars: bool, flatten: bool
+) -> OrderedDict[str, object]:
     """Write the leaves into an OrderedDict, see ``state_dict``."""
     target: Any = OrderedDict() if destination is None else destination
     if not hasattr(target, "_metadata"):
         target._metadata = OrderedDict()
-    entries, out, before = _write_level(root, target, prefix.removesuffix(".")), target, prefix
+    out, before = target, prefix
+    entries = _write_leaves(_write_level(root, out, prefix.removesuffix(".")), out, before, keep_vars)
     above: list[Any] = []
     # By hand: the row `state_dict` of benchmarks/ops.py.
     while True:
@@ -73,11 +78,12 @@ def write_state_dict(
                 if flatten:
                     if name in out._metadata and (not has_entries(child) or child._children()):
                         raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
-                    entries, before = _write_level(child, out, name), name + "."
+                    level, before = _write_level(child, out, name), name + "."
                 else:
                     out[name] = nested = OrderedDict()  # type: ignore[var-annotated]
                     nested._metadata = OrderedDict()  # type: ignore[attr-defined]
-                    entries, out, before = _write_level(child, nested, ""), nested, ""
+                    level, out, before = _write_level(child, nested, ""), nested, ""
+                entries = _write_leaves(level, out, before, keep_vars)
                 break
             if name in out:
                 raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
@@ -142,18 +148,31 @@ def _is_described(node: Core, meta: dict[str, object] | None) -> bool:
     )
 
 
-def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]:
-    """Write the metadata of a node, and return an iterator over its entries."""
+def _write_leaves(
+    entries: dict[str, Child], out: Any, before: str, keep_vars: bool
+) -> Iterator[tuple[str, Child]]:
+    """Write a level of many plain leaves in one call, and return an iterator over the entries that are left."""
+    if len(entries) > _FEW and PLAIN.issuperset(map(type, entries.values())):
+        names = [before + key for key in entries]
+        if out.keys().isdisjoint(names):
+            leaves: Any = entries.values()
+            out.update(zip(names, leaves if keep_vars else map(Tensor.detach, leaves)))
+            return iter(())
+    return iter(entries.items())
+
+
+def _write_level(node: Core, out: Any, level: str) -> dict[str, Child]:
+    """Write the metadata of a node, and return a copy of its entries."""
     meta: dict[str, object] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
     record = _make_record(node)
     if record is None:
-        return iter(dict(get_all_entries(node)).items())
+        return dict(get_all_entries(node))
     get_all_entries(node)  # raises for entries that only some members have, which a record does not hold
     meta.update(record.meta)
     if record.values:
         meta["_non_tensor"] = dict(record.values)
-    return iter(record.entries.items())
+    return dict(record.entries)
 
 
 def _make_record(node: Core) -> Record | None:
@@ -237,7 +256,7 @@ def _check_names(path: tuple[str, ...], source: Mapping[Any, object]) -> None:
             unravel_key_below(path, key)
 
 
-def _take_old_fields(source: Mapping[str, Any], meta: dict[str, Any]) -> Mapping[str, Any]:
+def _take_old_fields(source: Mapping[str, Any], meta: dict[str, object]) -> Mapping[str, object]:
     """Move to ``meta`` what tensordict 0.1 to 0.11 stored next to the entries of a level; return the entries."""
     if source.keys() == _OLD_TENSORCLASS and all(isinstance(part, Mapping) for part in source.values()):
         meta["_non_tensor"] = dict(source["_non_tensordict"])

@@ -136,7 +136,7 @@ def _loss(name: str) -> Handler:
     return call
 
 
-def _unbind(input: Any, dim: int = 0) -> object:
+def _unbind(input: Core, dim: int = 0) -> object:
     """Unbind a collection along a dim, which torch passes by position or keyword."""
     return input.unbind(dim)
 

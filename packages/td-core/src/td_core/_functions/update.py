@@ -37,7 +37,7 @@ _FILL = Op(None, Tensor.fill_)
 _ZERO = make_op("zero_", Tensor.zero_)
 
 
-def try_update_whole(root: Core, source: Any, clone: bool, inplace: bool, non_blocking: bool) -> bool:
+def try_update_whole(root: Core, source: object, clone: bool, inplace: bool, non_blocking: bool) -> bool:
     """Update all entries at once, if no value needs conversion; else return False, with nothing written."""
     if inplace:
         return try_copy_whole(root, source, non_blocking)
@@ -87,7 +87,7 @@ def set_entry_at(root: Core, path: Path, value: object, index: object, non_block
         write_unrecorded(root, lambda target: _write_entry_at(target, path, value, index, non_blocking))
 
 
-def get_entry_at(node: Core, key: NestedKey, index: object, default: object) -> Any:
+def get_entry_at(node: Core, key: NestedKey, index: object, default: object) -> object:
     """Return an entry at an index of it, see ``get_at``."""
     entry = node.get(key, node)
     if entry is not node:
@@ -99,7 +99,7 @@ def get_entry_at(node: Core, key: NestedKey, index: object, default: object) -> 
     return get_default(node, key, default)
 
 
-def copy_updated(node: CoreT, args: tuple[object, ...], kwargs: dict[str, Any]) -> CoreT:
+def copy_updated(node: CoreT, args: tuple[object, ...], kwargs: dict[str, object]) -> CoreT:
     """Return a shallow copy with updated entries, see ``replace``."""
     if len(args) > 1:
         raise TypeError(f"replace() takes one mapping or collection, got {len(args)}")

@@ -22,6 +22,7 @@ from .._methods.collection import TensorCollection
 from .._tree.defaults import show_path
 from .._tree.node import Child, Core, Walked
 from ..errors import CodecError, KeyMismatchError, StructureError, UnsupportedOperationError
+from .parameters_saved import list_tied, tie_leaves
 from .tensordict import TensorDict
 from .wrapper import Wrapper
 
@@ -54,6 +55,7 @@ class Checkpoint(Wrapper):
         """Build the mapping that was saved, in memory."""
         # The leaves can be mapped from files, which must not change when an optimizer takes a step.
         entries = self._tensordict.clone()
+        tie_leaves(entries, list_tied(self._tensordict))  # clone() ties those of one TensorDictParams alone
         return unflatten_checkpoint(self.treedef, entries._children())
 
 
@@ -97,7 +99,7 @@ def save(
 
 def _save_checkpoint(
     data: Mapping[Any, object], location: Location, serializer: Serializer, options: dict[str, object]
-) -> Any:
+) -> object:
     if not serializer.stores_kinds:
         raise UnsupportedOperationError(
             f"the format {serializer.name!r} stores collections, and has no place for a mapping with modules "

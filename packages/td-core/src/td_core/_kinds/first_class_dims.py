@@ -58,7 +58,7 @@ class DimTensor(Tensor):
         return pytree.tree_map(wrap, _get_class().__torch_function__(called, (), args, kwargs))
 
 
-def _is_dim(item: Any) -> bool:
+def _is_dim(item: object) -> bool:
     """Return True for a first-class dim, or a tensor of which all dims are first-class."""
     module = sys.modules.get("functorch.dim")
     return module is not None and (
@@ -164,7 +164,7 @@ class DimEntry(TensorCollection):
         self._check_batch_size(batch_size)
         return self
 
-    def _unwrap(self) -> Any:
+    def _unwrap(self) -> object:
         return self._leaf.held
 
     def _print_node(self) -> PrintedNode:

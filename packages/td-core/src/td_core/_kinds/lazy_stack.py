@@ -18,6 +18,7 @@ from .._convert.from_python import from_list
 from .._functions.entries import NOT_GIVEN, get_default, parse_get_options
 from .._methods.collection import TensorDictBase
 from .._plans.elements import Where
+from .._plans.index import plan_index
 from .._plans.plans import MultiPlan, ShapePlan, as_batch_size
 from .._plans.shapes import stack_plan
 from .._plans.steps import Along, remove_size
@@ -27,7 +28,8 @@ from .._tree.devices import as_device
 from .._tree.dim_names import check_tails, name_stack_dim, names_of_stack, refuse_repeated, set_batch_size
 from .._tree.locks import check_no_entry, check_unlocked
 from .._tree.node import FACTORIES, Child, Core, make_dense
-from .._tree.ragged import MISSING, convert_form, find_holders, get_member_entry, make_ragged_error
+from .._tree.ragged import convert_form, find_holders, list_member_entries, make_ragged_error
+from .._tree.stored_leaves import index_leaves
 from .._tree.views import StackedEntries
 from .._tree.walks import visit
 from .._writes.run import Transaction
@@ -317,12 +319,11 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
         if kwargs:
             default, form = parse_get_options(args, kwargs)
             if form:
-                results = [get_member_entry(member, key, form) for member in self._members]
-                missing = not results or any(entry is MISSING for entry in results)
+                results = list_member_entries(self._members.copy(), key, form)
                 default = None if default is NOT_GIVEN else default
-                if missing and default is NO_DEFAULT:
+                if results is None and default is NO_DEFAULT:
                     return get_default(self, key, default)
-                return convert_form(key, None if missing else results, self._stack_dim, default, **form)
+                return convert_form(key, results, self._stack_dim, default, **form)
             args = () if default is NOT_GIVEN else (default,)
         elif type(key) is str and len(args) < 2:
             try:
@@ -601,9 +602,7 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
         if self._is_member_index(index):
             return self._members[index]
         size = self.batch_size
-        if -1 not in size:
-            return super()._index(index)
-        return uneven_index(self, index)
+        return uneven_index(self, index) if -1 in size else index_leaves(self, plan_index(index, size))
 
     def _assign(self, index: Any, value: object, *, non_blocking: bool = False) -> None:
         if self._is_member_index(index):

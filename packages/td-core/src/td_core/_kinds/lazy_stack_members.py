@@ -39,7 +39,7 @@ class LazyStackOps(TensorDictBase):
     _members: list[Any]
     _stack_dim: int
     _stack_dim_name: str | None
-    _hook_in: Callable[[Any], Any] | None
+    _hook_in: Callable[[Any], object] | None
     _hook_out: Callable[[Child], Child] | None
     _empty_size: torch.Size
     _empty_device: torch.device | None
@@ -75,7 +75,11 @@ class LazyStackOps(TensorDictBase):
 
     def _zip_members(self, *others: object) -> list[tuple[Any, ...]]:
         if not others:
-            return [row for member in self._members for row in member._zip_members()]
+            members = self._members.copy()
+            kinds: set[type[Core]] = {*map(type, members)}
+            if all(kind._zip_members is _HOLDS_ENTRIES for kind in kinds):
+                return list(zip(members))
+            return [row for member in members for row in member._zip_members()]
         return [row for member, *parts in self._zip_parts(others) for row in member._zip_members(*parts)]
 
     def _map_members(self, fn: Callable[..., object], *others: object) -> Any:
@@ -96,14 +100,18 @@ class LazyStackOps(TensorDictBase):
         return list(self._members)
 
     def _peek_child(self, key: str) -> Child:
-        members = self._members
-        if not members or any(key not in member._children() for member in members):
+        members = self._members.copy()
+        levels = [member._children() for member in members]
+        if not members or False in [key in level for level in levels]:
             raise KeyError(key)
         first: Child = members[0]._peek_child(key)
         if isinstance(first, Tensor):
             return first
-        entries = [first, *[member._peek_child(key) for member in members[1:]]]
-        if any(isinstance(entry, Tensor) for entry in entries):
+        entries = [
+            level[key] if type(level) is dict else member._peek_child(key)
+            for level, member in zip(levels, members)
+        ]
+        if any(issubclass(kind, Tensor) for kind in {*map(type, entries)}):
             return first
         try:
             return first._stack_lazily(entries, self._stack_dim)
@@ -179,7 +187,7 @@ class LazyStackOps(TensorDictBase):
         self._members[:] = members
 
     def _make_new_members(
-        self, plan: Update, source: Any, wanted: object, path: tuple[str, ...]
+        self, plan: Update, source: Core, wanted: object, path: tuple[str, ...]
     ) -> list[Child]:
         """Copy the slices of ``source``, whose number differs from that of the members."""
         members, dim, right = self._members, self._stack_dim, source._children()
@@ -204,6 +212,10 @@ class LazyStackOps(TensorDictBase):
         first = map_levels(first, _drop_leaves, by_member=True)
         inner = plan.of_member(first.batch_size, remove_size(size, dim))
         return FACTORIES.lazy_stack([first._transform(inner) for _ in range(size[dim])], dim)
+
+
+#: The method of a node that holds its own entries.
+_HOLDS_ENTRIES = Core._zip_members
 
 
 def _drop_leaves(node: Core, entries: dict[str, Child], state: None) -> Iterator[tuple[str, Core, None]]:

@@ -87,7 +87,7 @@ def _measure_depth(node: Core) -> int:
     return next((depth for item, depth in expand([(node, 0)], below) if not isinstance(item, Core)), 0)
 
 
-def _unflatten_whole(cls: type[Core], items: list[Any], context: Whole) -> Any:
+def _unflatten_whole(cls: type[Core], items: list[Any], context: Whole) -> object:
     """Split the one collection of a stack that was flattened as such, unless a transform has changed its stack dim."""
     (whole,) = items
     behind, name, ndim, depth, _ = context
@@ -106,7 +106,7 @@ def _unflatten_whole(cls: type[Core], items: list[Any], context: Whole) -> Any:
     return _split(cls, whole, result - behind, context, name if result == ndim else None)
 
 
-def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
+def _unflatten(cls: Any, children: Any, context: Whole | Members) -> object:
     items = list(children)
     if isinstance(context, Whole):
         return _unflatten_whole(cls, items, context)

@@ -48,7 +48,7 @@ from .wrapper import Wrapper
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+MethodT = TypeVar("MethodT", bound=Callable[..., object])
 
 
 #: Metadata key under which nested value nodes are saved: torch passes only the top-level metadata to a submodule.
@@ -550,7 +550,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             super().load_state_dict(state_dict, strict, assign, from_flatten)
         return self
 
-    def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
+    def register_get_post_hook(self, hook: Callable[[Any, Any], object]) -> None:
         """Register ``hook(params, value)``, called on every entry that is read; a result other than None replaces it.
 
         Hooks run for reads by key, as an attribute, and through :meth:`values` and :meth:`items`, but not inside operations.

@@ -136,12 +136,17 @@ def _attributes_of_params(params: TensorDictParams) -> dict[str, object]:
 
 
 def _flatten_checkpoint(node: Checkpoint) -> Record:
-    return Record.of(node, dict(node._children()), values={"treedef": node.treedef})
+    record = Record.of(node, dict(node._children()), values={"treedef": node.treedef})
+    if tied := list_tied(node):
+        record.meta["tied"] = tied
+    return record
 
 
 def _unflatten_checkpoint(record: Record) -> Checkpoint:
     treedef = record.values["treedef"]
-    return Checkpoint(_unflatten_dense(Record(record.meta, record.entries)), treedef)
+    inner = _unflatten_dense(Record(record.meta, record.entries))
+    tie_leaves(inner, record.read_field("tied", list, _NONE) or ())
+    return Checkpoint(inner, treedef)
 
 
 for _kind in (

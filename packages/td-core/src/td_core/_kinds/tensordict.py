@@ -160,6 +160,11 @@ class TensorDict(TensorDictBase):
         """Check and store the entries of a mapping, with a fast path for plain tensors under string keys."""
         data, size, device, ndim = self._dict, self._batch_size, self._device, len(self._batch_size)
         fitting: torch.Size | None = None
+        if len(source) > 8 and ndim == 0 and device is None:  # then one check of all types is faster
+            entries = {**source}
+            if {*map(type, entries)} == {str} and PLAIN.issuperset(map(type, entries.values())):
+                data.update(entries)
+                return
         for key, value in source.items():
             if type(key) is not str:
                 self._fill_nested(source, key, value, non_blocking)

@@ -56,7 +56,7 @@ def transform_uneven(stack: Core, plan: ShapePlan) -> Any:
     return result
 
 
-def _gather_elements(stack: Any, positions: object, size: torch.Size) -> Any:
+def _gather_elements(stack: Any, positions: object, size: torch.Size) -> object:
     """Build nested lazy stacks of the elements at flat ``positions`` (nested lists) of a batch of ``size``."""
     if isinstance(positions, list):
         return stack._of([_gather_elements(stack, row, size) for row in positions], 0)

@@ -22,7 +22,7 @@ from .._python.public_names import name_method
 from .._tree.node import Child, Core
 from ..typing import BatchSize, Names
 
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+MethodT = TypeVar("MethodT", bound=Callable[..., object])
 
 
 def _hand_on(method: MethodT) -> MethodT:
@@ -132,7 +132,7 @@ class Wrapper(TensorCollection):
         fits = all(node is None or isinstance(node, type(self)) for node in results)
         return self._wrap_stack(made) if fits else made
 
-    def _wrap_holder(self, node: object) -> Any:
+    def _wrap_holder(self, node: object) -> Core:
         """Wrap a member of the wrapped lazy stack like this node; the wrapped collection itself becomes this node."""
         return self if node is self._tensordict else self._wrap(node)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import methodcaller
 from typing import Any
 
@@ -36,7 +37,7 @@ class CastingMixin(Core):
 
     __slots__ = ()
 
-    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
+    def clone(self, recurse: bool = True, **kwargs: object) -> Self:
         """Return an unlocked copy.
 
         Args:
@@ -166,7 +167,7 @@ class CastingMixin(Core):
         gradient: Core | None = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
-        inputs: Any = None,
+        inputs: Core | Sequence[Tensor] | None = None,
     ) -> None:
         """Backpropagate from all leaves that require gradients, in one pass.
 

@@ -72,7 +72,7 @@ class LockMixin(Core):
         return begin_block(self)
 
     def __exit__(
-        self: Any, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Undo the operation that returned this collection; values written inside the block are kept.
 

@@ -66,11 +66,11 @@ class ModuleMixin(Core):
         *,
         inplace: bool | None = None,
         return_swap: bool = True,
-        swap_dest: Any = None,
+        swap_dest: Core | None = None,
         use_state_dict: bool = False,
         non_blocking: bool = False,
         preserve_module_state: bool = True,
-        memo: Any = None,
+        memo: object = None,
     ) -> Any:
         """Replace the parameters and buffers of a module by the leaves of this collection.
 
@@ -120,7 +120,7 @@ class ModuleMixin(Core):
         )
 
     def state_dict(
-        self, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
+        self, destination: object = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
     ) -> OrderedDict[str, Any]:
         """Return the leaves in an OrderedDict, as :meth:`torch.nn.Module.state_dict` does.
 
@@ -140,7 +140,7 @@ class ModuleMixin(Core):
 
     def load_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: Mapping[str, object],
         strict: bool = True,
         assign: bool = False,
         from_flatten: bool | None = None,

@@ -81,7 +81,7 @@ class ParallelMixin(Core):
 
     def map_iter(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[[Any], object],
         dim: int = 0,
         num_workers: int | None = None,
         *,

@@ -162,11 +162,11 @@ class PickleMixin(Core):
         encoded = encode(self, shared=True)
         return make_state(encoded, encoded.leaves)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         """Restore the collection that ``__getstate__`` encoded, or set the attributes of the root."""
         restore_state(self, state)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """Copy the leaves and values; an object that occurs twice is copied once."""
         return copy_deeply(self, memo)
 

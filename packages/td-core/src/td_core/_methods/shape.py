@@ -46,7 +46,7 @@ class ShapeMixin(Core):
 
     def view(
         self,
-        *shape: Any,
+        *shape: object,
         size: Sequence[int] | None = None,
         batch_size: torch.Size | None = None,
         dtype: DtypeLike | None = None,

@@ -74,7 +74,7 @@ class StructureMixin(Core):
 
     def split_keys(
         self,
-        *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], Any],
+        *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], object],
         inplace: bool = False,
         default: object = NO_DEFAULT,
         strict: bool = True,

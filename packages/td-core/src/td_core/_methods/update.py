@@ -130,6 +130,8 @@ class UpdateMixin(Core):
         >>> td.update_({"a": torch.ones(2)})["a"]
         tensor([1., 1.])
         """
+        if input_dict_or_td is self and keys_to_update is None and not kwargs:
+            return self
         if keys_to_update is not None or kwargs or not try_copy_whole(self, input_dict_or_td, non_blocking):
             update_in_place(self, input_dict_or_td, kwargs, keys_to_update, non_blocking)
         return self
@@ -144,8 +146,8 @@ class UpdateMixin(Core):
 
     def update_at_(
         self,
-        input_dict_or_td: Mapping[Any, Any] | Core,
-        idx: Any,
+        input_dict_or_td: Mapping[Any, object] | Core,
+        idx: object,
         clone: bool = False,
         *,
         non_blocking: bool = False,
@@ -173,7 +175,9 @@ class UpdateMixin(Core):
         update_at_index(self, input_dict_or_td, idx, non_blocking, keys_to_update)
         return self
 
-    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
+    def copy_at_(
+        self, tensordict: Any, idx: object, non_blocking: bool = False, *, fast: bool = True
+    ) -> Self:
         """Write the entries of another collection into the existing ones, at an index; see :meth:`update_at_`.
 
         Args:
@@ -188,7 +192,7 @@ class UpdateMixin(Core):
         """
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
-    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(self, key: NestedKey, value: object, index: object, *, non_blocking: bool = False) -> Self:
         """Write a value into an existing entry, at an index of that entry.
 
         Args:
@@ -208,7 +212,7 @@ class UpdateMixin(Core):
         set_entry_at(self, unravel_key_to_tuple(key), value, index, non_blocking)
         return self
 
-    def get_at(self, key: NestedKey, index: Any, default: Any = NOT_GIVEN) -> Any:
+    def get_at(self, key: NestedKey, index: object, default: object = NOT_GIVEN) -> Any:
         """Return an entry at an index of that entry, or a default if the key is missing.
 
         Args:

@@ -17,7 +17,7 @@ __all__ = [
     "get_defaults_to_none", "get_printoptions", "set_get_defaults_to_none", "set_printoptions",
 ]  # fmt: skip
 
-FnT = TypeVar("FnT", bound=Callable[..., Any])
+FnT = TypeVar("FnT", bound=Callable[..., object])
 
 _PRINT_OPTIONS: dict[str, object] = {
     "show_batch_size": True,

@@ -61,7 +61,7 @@ class _Stack:
     def __deepcopy__(self: Any, memo: dict[int, object]) -> Any:
         return memo.setdefault(id(self), self.of(*self.shape, self))
 
-    def __reduce_ex__(self: Any, protocol: object) -> Any:
+    def __reduce_ex__(self: Any, protocol: object) -> tuple[object, ...]:
         return _make_again, (type(self), *self.shape, self.device, self.dtype, self.requires_grad)
 
 

@@ -82,7 +82,7 @@ class _Calls(threading.local):
 
     def __init__(self) -> None:
         self.found: list[tuple[weakref.ref[Core], Callable[[Any, int], Any]]] | None = None
-        self.by_level: dict[int, list[tuple[weakref.ref[Core], Callable[[Any, int], Any]]]] = {}
+        self.by_level: dict[int, list[tuple[weakref.ref[Core], Callable[[Any, int], object]]]] = {}
         self.args: object = None  # the arguments of a call inside of others that have such stacks
 
 
@@ -128,7 +128,7 @@ def _note_again(given: object, made: object) -> None:
                 note_whole(right, partial(_note_result, found, split))
 
 
-def _pair_children(pair: tuple[object, ...]) -> list[tuple[Any, ...]]:
+def _pair_children(pair: tuple[object, ...]) -> list[tuple[object, ...]]:
     """Pair the entries of two nodes of one kind; there are none in a lazy stack, which is noted as a whole."""
     left, right = pair
     if not isinstance(left, Core) or type(left) is not type(right) or left._members_and_dim() is not None:
@@ -151,7 +151,7 @@ class Placeholder:
         self.names = get_names_before(node._names, [leaf])
 
 
-def _fill_placeholder(leaves: Iterable[object], item: Placeholder) -> Any:
+def _fill_placeholder(leaves: Iterable[object], item: Placeholder) -> object:
     """Return the collection with the batch size of the mapped leaf."""
     (leaf,) = leaves
     if not isinstance(leaf, Tensor):
@@ -165,7 +165,7 @@ def _fill_placeholder(leaves: Iterable[object], item: Placeholder) -> Any:
 torch_pytree.register_pytree_node(Placeholder, lambda item: ([item.leaf], item), _fill_placeholder)
 
 
-def _hold_places(tree: Any, make: Callable[[Core], Tensor], least: int = 0) -> Any:
+def _hold_places(tree: object, make: Callable[[Core], Tensor], least: int = 0) -> object:
     """Replace the collections of a tree that have no leaves, and at least ``least`` batch dims, by placeholders."""
     if not _may_need_place(tree) or torch.compiler.is_compiling():
         return tree
@@ -229,7 +229,9 @@ def _read_out_dims(original: Callable[..., object]) -> Callable[..., object]:
     return unwrap
 
 
-def _split_again(result: Any, outputs: Any, dims: Any, whole: Core, split: Callable[[Any, int], Any]) -> Any:
+def _split_again(
+    result: Any, outputs: Any, dims: object, whole: Core, split: Callable[[Any, int], Any]
+) -> object:
     """Make lazy stacks of the results that belong to ``whole`` in the outputs of the function."""
     given, _ = torch_pytree.tree_flatten(outputs, is_leaf=_is_node)
     made, spec = torch_pytree.tree_flatten(result, is_leaf=_is_node)

@@ -172,7 +172,7 @@ def _get_kept(node: Core) -> object:
     return (node._inner()._backends or {}).get(_SIZES)
 
 
-def _keep(node: Core, children: list[Any], sizes: tuple[Any, ...]) -> None:
+def _keep(node: Core, children: list[object], sizes: tuple[Any, ...]) -> None:
     """Store the source of the batch size on a node for the next flatten, if an object replaced the leaf that provides it."""
     source = sizes[0]
     if not isinstance(source, torch.Size):
@@ -215,7 +215,7 @@ def _is_split(source: tuple[object, ...]) -> bool:
 
 
 def _resize_children(
-    batch_size: torch.Size, children: list[Any], empty: list[Any], hidden: int | None = None
+    batch_size: torch.Size, children: list[object], empty: list[Any], hidden: int | None = None
 ) -> torch.Size:
     """Set the batch size of the children without leaves, and return it; ``hidden`` as for :func:`resize_empty`."""
     for position, tail in empty:
@@ -242,7 +242,9 @@ def _get_shape(child: Any) -> tuple[object, ...] | None:
     return get_display_shape(child) if isinstance(child, Tensor) else None
 
 
-def _shorten_to_shared(batch_size: torch.Size, children: list[Any], without_leaves: set[int]) -> torch.Size:
+def _shorten_to_shared(
+    batch_size: torch.Size, children: list[object], without_leaves: set[int]
+) -> torch.Size:
     """Return the leading dims of ``batch_size`` that all children share, except those without leaves."""
     for i, child in enumerate(children):
         shape = _get_shape(child)
@@ -280,7 +282,7 @@ def resize_empty(root: Core, batch_size: torch.Size, hidden: int | None = None) 
 def register_mapping(cls: Any) -> None:
     """Register a class with the constructor ``cls._make(children, batch_size, device, names)``."""
 
-    def unflatten(values: Iterable[object], context: Context) -> Any:
+    def unflatten(values: Iterable[object], context: Context) -> object:
         keys, sizes, device, names = context
         children = list(values)
         batch_size = infer_batch_size(children, sizes)
@@ -337,7 +339,7 @@ def _register_as_kind(cls: Any) -> None:
         record = KINDS.of(cls).record_of(node._with_children(dict(node._children()), **bare))
         return values, (*context, Shell(node._with_children({}, **bare), record))
 
-    def unflatten(values: Iterable[object], context: Context) -> Any:
+    def unflatten(values: Iterable[object], context: Context) -> object:
         keys, sizes, device, names, shell = context
         children = list(values)
         batch_size = infer_batch_size(children, sizes)

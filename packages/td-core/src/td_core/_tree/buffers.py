@@ -55,7 +55,7 @@ class Leaves:
         self.tensors = tensors
         self.in_place = in_place
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         """Return the buffers, and the dtype, shape and offset of each tensor in them."""
         one_each = {id(tensor): tensor for tensor in self.tensors}
         tensors = list(one_each.values())

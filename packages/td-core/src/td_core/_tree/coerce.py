@@ -409,7 +409,7 @@ def _stack_nodes(nodes: list[Any]) -> Core:
     return result
 
 
-def _convert_items(values: Any, path: tuple[str, ...]) -> Any:
+def _convert_items(values: Any, path: tuple[str, ...]) -> object:
     """Convert the items of a list of foreign objects, such as open groups of a file."""
     if not values or type(values[0]) in _WITHOUT_BASES or not is_foreign(values[0]):
         return values
@@ -581,7 +581,7 @@ def build_nested(
 
 
 def _fill_levels(
-    levels: list[tuple[Mapping[Any, object], Core, dict[str, Child], tuple[str, ...]]],
+    levels: list[tuple[Mapping[object, object], Core, dict[str, Child], tuple[str, ...]]],
     batch_size: torch.Size,
     device: torch.device | None,
     get_content: GetContent | None,

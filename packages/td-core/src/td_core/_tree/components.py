@@ -17,7 +17,7 @@ from .defaults import show_path
 
 #: Arguments for the minimum and maximum length of a jagged tensor, which exist from torch 2.5 on.
 _BOUNDS = ("min_seqlen", "max_seqlen")
-_TAKES_BOUNDS = _BOUNDS[1] in signature(torch.nested.nested_tensor_from_jagged).parameters
+TAKES_BOUNDS = _BOUNDS[1] in signature(torch.nested.nested_tensor_from_jagged).parameters
 
 
 def apply_to_components(plan: ShapePlan, key: str, leaf: Tensor, error: Exception) -> Any:
@@ -155,7 +155,7 @@ class JaggedParts(NamedTuple):
     def join(self) -> Tensor:
         """Build the jagged tensor."""
         # Without the maximum length, torch pads each component to the length of all values.
-        bounds = dict(zip(_BOUNDS, self.seqlens)) if _TAKES_BOUNDS else {}
+        bounds = dict(zip(_BOUNDS, self.seqlens)) if TAKES_BOUNDS else {}
         return torch.nested.nested_tensor_from_jagged(
             self.values, self.offsets, self.lengths, jagged_dim=self.dim, **bounds
         )

@@ -81,8 +81,12 @@ def unwrap_entry(child: Any) -> Any:
 
 def check_keys(node: Core, keys: Mapping[Any, object]) -> None:
     """Raise an error if a node, or a member of a lazy stack, cannot have an entry under one of the keys."""
+    checked = None
     for holder in list_holders(node):
-        holder._schema.check_keys(keys)
+        schema = holder._schema
+        if schema is not checked:  # thousands of members have one schema
+            schema.check_keys(keys)
+            checked = schema
 
 
 def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:

@@ -79,7 +79,7 @@ def _list_paths(tree: KeyTree) -> list[tuple[str, ...]]:
     return paths
 
 
-def _restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool) -> Any:
+def _restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool) -> object:
     if as_tensordict:
         return root._map_members(
             lambda node: map_levels(

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +64,7 @@ def list_error(path: tuple[str, ...], problem: str) -> StructureError:
     )
 
 
-def get_fields(item: object) -> Mapping[Any, object] | None:
+def get_fields(item: object) -> Mapping[object, object] | None:
     """Return the entries of a mapping, of a named tuple or of an instance of a dataclass; None for other objects."""
     if isinstance(item, Mapping):
         return item
@@ -81,7 +80,7 @@ def has_tensors(items: Iterable[object]) -> bool:
     """Return True if items hold a tensor, an array of numbers or a collection at any depth."""
     seen: set[int] = set()
 
-    def below(item: Any) -> Iterable[object]:
+    def below(item: object) -> Iterable[object]:
         if type(item) in _PLAIN or id(item) in seen:
             return ()
         inner = item if isinstance(item, (list, tuple)) else get_fields(item)

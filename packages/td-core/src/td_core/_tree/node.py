@@ -79,7 +79,7 @@ class EntrySchema:
         """Convert a value that is set to the declared type, before it is coerced."""
         return value
 
-    def convert_plain(self, key: str, value: object) -> Any:
+    def convert_plain(self, key: str, value: object) -> object:
         """Convert a value of a mapping that is neither a tensor nor a mapping."""
         return value
 
@@ -128,7 +128,7 @@ class Core:
         def _broadcast_to_leaves(
             self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
         ) -> None: ...
-        def __getitem__(self, index: Any) -> Any: ...
+        def __getitem__(self, index: object) -> Any: ...
         def _index(self, index: object) -> Any: ...
 
         _make: Callable[[dict[str, Child], torch.Size, torch.device | None, Names | None], Core]
@@ -137,12 +137,24 @@ class Core:
         _set_path: Callable[..., None]
         _set_names: Callable[[Names | None], None]
         apply: Callable[..., Any]
+        all: Callable[..., Any]
         auto_batch_size_: Callable[..., Self]
+        clone: Callable[..., Self]
+        contiguous: Callable[[], Self]
         copy_: Callable[..., Self]
         del_: Callable[..., Self]
+        exclude: Callable[..., Self]
         expand: Callable[..., Self]
+        flatten_keys: Callable[..., Self]
         get: Callable[..., Any]
+        is_empty: Callable[[], bool]
+        items: Callable[..., Any]
         keys: Callable[..., Any]
+        pad: Callable[..., Self]
+        permute: Callable[..., Self]
+        pop: Callable[..., Any]
+        reshape: Callable[..., Self]
+        set: Callable[..., Self]
 
         @property
         def batch_dims(self) -> int: ...
@@ -154,19 +166,24 @@ class Core:
 
         is_shared: Callable[[], bool]
         named_apply: Callable[..., Any]
+        rename_keys: Callable[..., Self]
         requires_grad_: Callable[..., Self]
         select: Callable[..., Self]
+        share_memory_: Callable[[], Self]
         state_dict: Callable[..., Mapping[str, object]]
         to: Callable[..., Self]
         to_dict: Callable[..., object]
         to_lazystack: Callable[..., Core]
         tolist: Callable[..., Any]
+        unflatten_keys: Callable[..., Self]
 
         def unbind(self, dim: int) -> tuple[Self, ...]: ...
         def unlock_(self) -> Self: ...
 
         update: Callable[..., Self]
         update_: Callable[..., Self]
+        update_at_: Callable[..., Self]
+        values: Callable[..., Any]
         where: Callable[..., Self]
 
     @property
@@ -246,7 +263,7 @@ class Core:
         """Return the direct entries for a join with nodes of other kinds. Raise StructureError if the kinds cannot be joined."""
         return dict(get_all_entries(self))
 
-    def _unwrap(self) -> Any:
+    def _unwrap(self) -> object:
         """Return the result of ``parent[key]`` for this entry: the value of a value node, otherwise the node itself."""
         return self
 

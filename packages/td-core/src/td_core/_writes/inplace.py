@@ -83,7 +83,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
 
 def _change_shared(
     name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...], alike: bool
-) -> tuple[list[Tensor], tuple[Any, ...]]:
+) -> tuple[list[Tensor], tuple[object, ...]]:
     """Change the leaves that share memory, each element once. Return the other leaves with their operands."""
     if this.single in WRITES_ANEW:
         return leaves, operands
@@ -103,7 +103,7 @@ def _raise_with_key(
     raise _name_leaf(error, name, node, rows[done][0]) from error
 
 
-def _list_rows(leaves: list[Tensor], operands: tuple[object, ...]) -> list[tuple[Any, ...]]:
+def _list_rows(leaves: list[Tensor], operands: tuple[object, ...]) -> list[tuple[object, ...]]:
     """Return each leaf with its operands."""
     return list(zip(leaves, *expand_operands(leaves, operands), strict=True))
 

@@ -184,7 +184,7 @@ def _can_write(
     return True
 
 
-def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[object]]:
+def _pair_leaves(target: Core, source: object) -> tuple[list[Tensor], list[object]]:
     """Pair the leaves of ``target`` with the values of ``source``. Return empty lists if the general path is needed."""
     targets: list[Tensor] = []
     values: list[object] = []
@@ -241,7 +241,7 @@ def as_plain(entry: Any, value: object) -> Tensor | None:
     return None
 
 
-def pair_rows(node: Core, value: object) -> list[tuple[Any, object]] | None:
+def pair_rows(node: Core, value: object) -> list[tuple[Core, object]] | None:
     """Pair each member of a lazy stack with its item of a list of tensors of different shapes; None for other values."""
     stacked = node._members_and_dim() if type(value) in (list, tuple) else None
     if stacked is None or getattr(node._inner(), "hook_in", None) is not None:

@@ -305,7 +305,7 @@ class DeclaredMethods:
         mode: str = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        batch_size: Any = None,
+        batch_size: object = None,
         non_tensor_as_stack: bool = False,
     ) -> Self:
         """Open an HDF5 file; see :func:`td_hdf5.from_h5`."""
@@ -323,7 +323,7 @@ class DeclaredMethods:
         mask_key: NestedKey | None = None,
         copy: bool = False,
     ) -> Any:
-        """Return the collection as a ``pyarrow.Table``."""
+        """Return the collection as a ``pyarrow.Table``; see :func:`td_arrow.to_arrow`."""
     @classmethod
     def from_arrow(
         cls,
@@ -340,28 +340,30 @@ class DeclaredMethods:
         categories: str = "values",
         strict: bool | None = None,
     ) -> Self:
-        """Return the collection of a table."""
-    def to_parquet(self, path: Any, *, separator: str | None = None, **options: object) -> None:
+        """Return the collection of a table; see :func:`td_arrow.from_arrow`."""
+    def to_parquet(
+        self, path: str | os.PathLike[str], *, separator: str | None = None, **options: object
+    ) -> None:
         """Save the collection as a Parquet file; ``options`` are those of :func:`td_arrow.save`."""
     @classmethod
     def from_parquet(
         cls,
-        path: Any,
+        path: str | os.PathLike[str],
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceType | None = None,
-        batch_size: Sequence[int] | None = None,
+        batch_size: Any = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
         columns: Iterable[NestedKey] | NestedKey | None = None,
         **options: Any,
     ) -> Self:
-        """Load a Parquet file."""
+        """Load a Parquet file; ``options`` are those of :func:`td_arrow.load`."""
     def to_pandas(
         self, *, separator: str | None = None, tensors: str = "arrow", mask_key: NestedKey | None = None
     ) -> Any:
-        """Return the collection as a ``pandas.DataFrame``, whose ``attrs`` have what :func:`from_pandas` needs to restore it."""
+        """Return the collection as a ``pandas.DataFrame``; see :func:`td_arrow.to_pandas`."""
     @classmethod
     def from_pandas(
         cls,
@@ -370,7 +372,7 @@ class DeclaredMethods:
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceType | None = None,
-        batch_size: Sequence[int] | None = None,
+        batch_size: Any = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
         nulls: Any = "auto",
@@ -380,57 +382,51 @@ class DeclaredMethods:
         categories: str = "codes",
         index: bool | None = None,
     ) -> Self:
-        """Return the collection of a data frame of pandas."""
+        """Return the collection of a data frame; see :func:`td_arrow.from_pandas`."""
     def to_csv(
         self,
-        path: Any,
+        path: str | os.PathLike[str],
         *,
         separator: str | None = None,
         schema: bool = False,
-        delimiter: str | None = None,
-        sep: str | None = None,
-        quoting: str | int = "needed",
-        header: bool = True,
-        encoding: str = "utf-8",
-        durable: bool = False,
+        **options: Any,
     ) -> None:
-        """Write the collection as a csv file: a line for each row."""
+        """Write the collection as a csv file; see :func:`td_arrow.to_csv`."""
     @classmethod
     def from_csv(
         cls,
-        path: Any,
+        path: str | os.PathLike[str],
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceType | None = None,
-        batch_size: Sequence[int] | None = None,
+        batch_size: Any = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
         dtypes: Mapping[NestedKey, Any] | None = None,
         schema: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Read a csv file, by one rule for all files."""
+        """Read a csv file; see :func:`td_arrow.from_csv`."""
     def to_json(
         self,
-        path: Any,
+        path: str | os.PathLike[str],
         *,
         separator: str | None = None,
         lines: bool = False,
         schema: bool = False,
-        nonfinite: str = "raise",
-        durable: bool = False,
+        **options: Any,
     ) -> None:
-        """Write the collection as JSON in UTF-8: a record for each row, with nested records for nested collections."""
+        """Write the collection as JSON; see :func:`td_arrow.to_json`."""
     @classmethod
     def from_json(
         cls,
-        path: Any,
+        path: str | os.PathLike[str],
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceType | None = None,
-        batch_size: Sequence[int] | None = None,
+        batch_size: Any = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
         lines: bool | None = None,
@@ -438,7 +434,7 @@ class DeclaredMethods:
         schema: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Read a JSON file of records."""
+        """Read a JSON file; see :func:`td_arrow.from_json`."""
     def to_mds(
         self,
         *,
@@ -452,7 +448,7 @@ class DeclaredMethods:
         finish_writer: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write the collection as a data set of mosaicml-streaming: a sample for each row."""
+        """Write the collection as a data set of mosaicml-streaming; see :func:`td_arrow.to_mds`."""
     @classmethod
     def from_mds(
         cls,
@@ -462,6 +458,19 @@ class DeclaredMethods:
         device: DeviceType | None = None,
         keys: Iterable[NestedKey] | NestedKey | None = None,
         rows: Any = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Self:
-        """Load a data set of mosaicml-streaming."""
+        """Load a data set of mosaicml-streaming; see :func:`td_arrow.from_mds`."""
+    def to_store(
+        self,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        device: DeviceType | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Store the collection on a Redis server, and return it opened."""

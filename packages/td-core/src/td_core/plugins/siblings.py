@@ -40,6 +40,7 @@ PROVIDED = {
         "to_arrow", "from_arrow", "to_parquet", "from_parquet", "to_pandas", "from_pandas", "to_csv", "from_csv", "to_json",
         "from_json", "to_mds", "from_mds",
     ),
+    "td-redis": ("to_store",),
 }  # fmt: skip
 #: The methods that other libraries look for, and their packages. They have no placeholder, so that no collection has the
 #: attribute without the package.

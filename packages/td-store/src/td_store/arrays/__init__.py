@@ -51,6 +51,7 @@ from .mapped_leaves import (
     sync_file,
     view_mapped,
 )
+from .object_files import NewTree, ObjectFile, read_stored, refuse_objects, upload
 from .places import Place, as_storable, get_stored, is_nested, list_names, read_shape, restore, split_leaf
 from .range_source import ObjectReader, RangeSource, open_place
 from .table_edits import TableEdit, find_row
@@ -69,12 +70,12 @@ from .text_columns import (
 
 __all__ = [
     "ArrayPlan", "Change", "FreeNames", "KeptSource", "LiveCollection", "LiveStore", "MappedSource", "MappedTensor",
-    "ObjectReader", "Place", "PlannedArray", "RangeSource", "RefusedValues", "Rows", "Stack", "StoredText",
-    "TableBuilder", "TableEdit", "TextColumn", "add_texts", "as_mapped", "as_storable", "build_collection",
-    "build_leaves", "check_arrays", "check_growing", "check_in_place", "check_text", "compute_check",
-    "describe_arrays", "find_batch_sizes", "find_old_names", "find_row", "find_stacks", "get_most_nodes", "get_stored",
-    "is_nested", "join_rows", "list_array_names", "list_names", "list_texts", "load_array_table", "make_array_plan",
-    "make_table_header", "map_file", "open_place", "plan_ranges", "prune_table", "read_hashes", "read_into",
-    "read_objects", "read_shape", "read_texts", "refuse_values", "report_damage", "restore", "split_leaf", "sync_file",
-    "take_texts", "view_mapped",
+    "NewTree", "ObjectFile", "ObjectReader", "Place", "PlannedArray", "RangeSource", "RefusedValues", "Rows", "Stack",
+    "StoredText", "TableBuilder", "TableEdit", "TextColumn", "add_texts", "as_mapped", "as_storable", "build_collection",
+    "build_leaves", "check_arrays", "check_growing", "check_in_place", "check_text", "compute_check", "describe_arrays",
+    "find_batch_sizes", "find_old_names", "find_row", "find_stacks", "get_most_nodes", "get_stored", "is_nested",
+    "join_rows", "list_array_names", "list_names", "list_texts", "load_array_table", "make_array_plan", "make_table_header",
+    "map_file", "open_place", "plan_ranges", "prune_table", "read_hashes", "read_into", "read_objects", "read_shape",
+    "read_stored", "read_texts", "refuse_objects", "refuse_values", "report_damage", "restore", "split_leaf", "sync_file",
+    "take_texts", "upload", "view_mapped",
 ]  # fmt: skip

@@ -46,13 +46,13 @@ class TableBuilder:
         self.table = Encoded([], [], [])
         self.rows: Rows = self.table.nodes
 
-    def add_row(self, kind: str, meta: dict[str, Any]) -> int:
+    def add_row(self, kind: str, meta: dict[str, object]) -> int:
         """Add the row of a node without entries, and return its position."""
         self._check_size()
         self.rows.append({"kind": kind, "meta": meta, "entries": [], "members": [], "values": []})
         return len(self.rows) - 1
 
-    def add_leaf(self, place: Any) -> list[int]:
+    def add_leaf(self, place: object) -> list[int]:
         """Add the place of a leaf, and return a reference to it."""
         self._check_size()
         self.table.leaves.append(place)

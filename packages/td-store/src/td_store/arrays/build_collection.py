@@ -112,7 +112,7 @@ class RefusedValues(Keeper):
         """Return this keeper."""
         return self
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return RefusedValues, (self.where,)
 
 

@@ -79,7 +79,9 @@ def check_growing(table: Encoded, where: str) -> None:
             )
 
 
-def read_hashes(hashes: Any, field: str, arrays: Mapping[str, Any], where: str) -> tuple[dict[str, str], str]:
+def read_hashes(
+    hashes: Any, field: str, arrays: Mapping[str, object], where: str
+) -> tuple[dict[str, str], str]:
     """Return the hash of each array, and the algorithm; ``hashes`` is None, or an object with both.
 
     Raises:

@@ -411,7 +411,7 @@ def _get(place: tuple[LiveNode, str]) -> Child:
     return place[0]._entries[place[1]]
 
 
-def _list_sources(value: Any) -> list[Any]:
+def _list_sources(value: Any) -> list[object]:
     """Return the sources of the stored leaves of a value."""
     leaves = [value] if isinstance(value, Tensor) else value._leaves()
     return [leaf.source for leaf in leaves if isinstance(leaf, StoredTensor)]

@@ -31,7 +31,7 @@ class RangeReader(Protocol):
     gap: int
     batch: object
 
-    def read_together(self, requests: Sequence[tuple[Any, Sequence[Bytes]]]) -> list[list[Tensor]]:
+    def read_together(self, requests: Sequence[tuple[object, Sequence[Bytes]]]) -> list[list[Tensor]]:
         """Return the bytes of ranges of several readers of this batch, as new tensors."""
 
 

@@ -96,7 +96,7 @@ def take_texts(
     return columns
 
 
-def _list_strings(row: Row, pair: Sequence[Any]) -> list[str | None] | None:
+def _list_strings(row: Row, pair: Sequence[object]) -> list[str | None] | None:
     """Return the strings of a value, one after the other, or None if an array cannot hold it."""
     items, types = pair
     size = row["meta"].get("batch_size")

@@ -45,7 +45,7 @@ class MemoryStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lock": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
     def stat(self, names: Sequence[str]) -> list[ObjectInfo | None]:
@@ -56,6 +56,24 @@ class MemoryStore:
             None if item is None else ObjectInfo(name, len(item[0]), item[1])
             for name, item in zip(names, found, strict=True)
         ]
+
+    def peek(self, name: str, size: int) -> tuple[ObjectInfo, memoryview] | None:
+        """Return the description of an object and its first bytes; None if it is missing."""
+        self.log.append(("peek", (name,)))
+        found = self._look(name, size)
+        return None if found is None else found[:2]
+
+    def peek_ends(self, name: str, size: int) -> tuple[ObjectInfo, memoryview, memoryview] | None:
+        """Return the description of an object, its first and its last bytes; None if it is missing."""
+        self.log.append(("peek", (name,)))
+        return self._look(name, size)
+
+    def _look(self, name: str, size: int) -> tuple[ObjectInfo, memoryview, memoryview] | None:
+        if name not in self._objects:
+            return None
+        content, stamp = self._objects[name]
+        whole = memoryview(content)
+        return ObjectInfo(name, len(content), stamp), whole[:size], whole[max(len(content) - size, 0) :]
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         """Return exactly the bytes of each range."""

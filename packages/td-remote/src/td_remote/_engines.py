@@ -1,0 +1,131 @@
+"""What the engines share: the interface between them and :class:`~td_remote.Remote`, and pieces of uploads."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from td_core.errors import FormatError
+from td_core.typing import ObjectInfo, Range
+
+from ._retries import Policy, make_missing_error, make_replaced_error, make_short_error
+
+#: Objects above this size are uploaded in parts of this size.
+PART = 1 << 24
+#: An object of a server without ranges is read whole up to this size, and so many first bytes of it by themselves.
+WHOLE, HEAD = 1 << 26, 1 << 16
+
+
+class Answer(NamedTuple):
+    """The content of a range, and the object as the answer describes it, if it does."""
+
+    content: Any
+    info: ObjectInfo | None
+
+
+class Engine(Protocol):
+    """Sends requests for the objects below one location; its errors are those that users see.
+
+    Attributes:
+        name: ``"fsspec"`` or ``"obstore"``.
+        describes: whether answers have the description of the object.
+    """
+
+    name: str
+    describes: bool
+
+    def find(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+        """Return a description of each object, None for one that is missing."""
+
+    def fetch(self, ranges: Sequence[Range]) -> list[Answer]:
+        """Return what the server answers for each range that is not empty; the content may be shorter."""
+
+    def put(self, name: str, content: Iterable[Any], create: bool) -> None:
+        """Write an object from buffers, complete or not at all."""
+
+    def list_below(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects whose names begin with ``prefix``."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects, also those that are missing."""
+
+
+def check_answer(policy: Policy, item: Range, answer: Answer) -> memoryview:
+    """Return the content of an answer; FormatError if the object is another one, or ends before the range."""
+    content, info = answer
+    if info is not None and item.stamp not in (None, info.stamp):
+        raise make_replaced_error(policy.where, item.name)
+    wanted = measure(item, None if info is None else info.size)
+    if wanted is not None and len(content) != wanted:
+        raise make_short_error(policy.where, item, len(content) if info is None else info.size)
+    return memoryview(content).cast("B")
+
+
+def measure(item: Range, size: int | None = None) -> int | None:
+    """Return the number of bytes in a range; None if it depends on the size of the object, which is not given."""
+    if item.start < 0 and item.stop is None:
+        return -item.start
+    if item.start >= 0 and item.stop is not None:
+        return item.stop - item.start
+    if size is None:
+        return None
+    return (size if item.stop is None else item.stop) - (item.start if item.start >= 0 else size + item.start)
+
+
+def format_range(item: Range) -> str:
+    """Return the header ``Range`` for a range."""
+    if item.start < 0:
+        return f"bytes={item.start}"
+    return f"bytes={item.start}-{'' if item.stop is None else item.stop - 1}"
+
+
+def split_parts(content: Iterable[Any], size: int = PART) -> Iterator[bytes]:
+    """Yield the bytes of buffers in parts of one size, of which the last is shorter; at least one part, which may be empty."""
+    part, is_first = bytearray(), True
+    for buffer in content:
+        view = memoryview(buffer).cast("B")
+        while len(view):
+            taken = view[: size - len(part)]
+            part += taken
+            view = view[len(taken) :]
+            if len(part) == size:
+                yield bytes(part)
+                part, is_first = bytearray(), False
+    if part or is_first:
+        yield bytes(part)
+
+
+class WholeObjects:
+    """The objects of a server without ranges, each read once; ``limit`` is the largest size in bytes."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._found = policy, dict[str, Answer]()
+
+    def get(self, name: str) -> Answer | None:
+        """Return an object that was read; None if it was not."""
+        return self._found.get(name)
+
+    def check(self, name: str, size: int) -> None:
+        """Raise OSError if an object is too large to be read whole."""
+        if size > WHOLE:
+            raise FormatError(
+                f"{self._policy.where}: the server does not answer requests for ranges, and the object {name!r} has more than "
+                f"{WHOLE >> 20} MB: download it first"
+            )
+
+    def add(self, name: str, answer: Answer) -> None:
+        """Keep an object that was read, with a warning."""
+        warnings.warn(
+            f"{self._policy.where}: the server does not answer requests for ranges: the object {name!r} is read whole",
+            stacklevel=2,
+        )
+        self._found[name] = answer
+
+    def cut(self, item: Range) -> Answer:
+        """Return a range of an object that was read."""
+        found = self._found.get(item.name)
+        if found is None:
+            raise make_missing_error(self._policy.where, item.name)
+        stop = len(found.content) if item.stop is None else item.stop
+        return Answer(memoryview(found.content)[item.start : stop], found.info)
