@@ -42,8 +42,8 @@ def shorten(names: set[str]) -> set[str]:
 LISTS = [
     ("README.md", r"^\| `(td-\w+)` \| `(\w+)` \|", set(MODULES.items())),
     ("CONTRIBUTING.md", r'-e "?(td-\w+)', MODULES.keys()),
-    ("docs/index.md", r"\./(td-\w+)", MODULES.keys()),
-    ("docs/index.md", r"\[td-\w+\]\(packages/(\w+)\.md\)", shorten(MODULES.keys())),
+    ("docs/start.md", r"\./(td-\w+)", MODULES.keys()),
+    ("docs/start.md", r"\[td-\w+\]\(packages/(\w+)\.md\)", shorten(MODULES.keys())),
     ("docs/reference/td.md", r"\]\((td_\w+)\.md\)", {MODULES[name] for name in PARTS - STORES}),
     ("packages/td-all/README.md", r"\]\(\.\./(td-\w+)\)", PARTS),
     ("packages/td-core/README.md", r"`(td-\w+)`", SIBLINGS),

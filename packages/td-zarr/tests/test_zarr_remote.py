@@ -84,8 +84,70 @@ def test_pickle_of_opened_group_has_no_secrets(urls: None) -> None:
     with pytest.raises(OSError, match="a pickle does not contain storage options"):
         again["a"].clone()
     assert (td_core.reopen(again, storage_options=options).clone() == td).all()
-    live = TensorDict.from_zarr("memory://bucket/x.zarr", storage_options=options)
-    content = pickle.dumps(live)
+    live = TensorDict.from_zarr("memory://bucket/x.zarr", storage_options=options, mode="r+")
+    content = pickle.dumps((live, live["n"]))
     assert b"secret" not in content
-    with pytest.raises(OSError, match="or open the save again"):
-        pickle.loads(content)
+    for again, expected in zip(pickle.loads(content), (td, td["n"]), strict=True):
+        with pytest.raises(OSError, match="or open the save again"):
+            list(again.keys())
+        with pytest.raises(OSError, match="or open the save again"):
+            list(pickle.loads(pickle.dumps(again)).keys())
+        assert td_core.reopen(again, storage_options=options) is again
+        assert (again.to_tensordict() == expected).all()
+    again["z"] = torch.zeros(4)
+    assert set(td_core.load("memory://bucket/x.zarr", storage_options=options)["n"].keys()) == {"b", "z"}
+    assert (td_core.reopen(live, storage_options=options)["a"] == td["a"]).all()
+
+
+def list_operations(store: MemoryStore) -> list[str]:
+    """Return the requests since the last call."""
+    operations = [operation for operation, _ in store.log]
+    store.log.clear()
+    return operations
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": 2}, {"chunks": {None: 2, "a": (2, 2)}}], ids=str)
+def test_open_takes_one_turn_and_rows_one(options: Any) -> None:
+    store = MemoryStore()
+    td = TensorDict({"a": torch.arange(30.0).view(10, 3), "n": {"b": torch.arange(10)}}, [10])
+    save(td, store, **options)
+    assert list_operations(store)[:2] == ["list", "write"]
+    opened = td_core.open(store, format="zarr")
+    assert list_operations(store) == [
+        "read",
+        "read",
+    ]  # of the two names that a root can have, at the same time
+    for rows in ([7, 1], slice(1, 9, 3), slice(2, 4), 5):
+        assert (opened[rows].clone() == td[rows]).all()
+        assert list_operations(store) == ["read"]
+    assert (td_core.load(store, format="zarr") == td).all()
+    assert list_operations(store) == ["read", "read", "read"]
+
+
+def test_second_saver_of_new_location_is_refused() -> None:
+    td = TensorDict({"a": torch.arange(3)})
+
+    other = MemoryStore()
+    save(-td, other)
+
+    class Racing(MemoryStore):
+        def list(self, prefix: str = "") -> Any:
+            found = list(super().list(prefix))
+            self._objects.update(other._objects)  # as another process writes them
+            return iter(found)
+
+    store = Racing()
+    with pytest.raises(FileExistsError, match=r"the object 'zarr.json' exists"):
+        save(td, store)
+    assert (td_core.load(store) == -td).all()
+
+
+def test_missing_chunk_in_store_is_named() -> None:
+    store = MemoryStore()
+    save(TensorDict({"a": torch.arange(6)}, [6]), store, chunks=2)
+    opened = td_core.open(store)
+    store.delete(["a/c/1"])
+    for read in (lambda: opened["a"].clone(), lambda: td_core.load(store)):
+        with pytest.raises(FormatError, match="the chunk 'a/c/1' is missing"):
+            read()
+    assert opened["a"][:2].tolist() == [0, 1]

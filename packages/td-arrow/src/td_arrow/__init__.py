@@ -18,17 +18,22 @@ from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._batches import BatchIterator, iter_batches
-    from ._data_frames import from_pandas, to_pandas
     from ._files_by_suffix import append, inspect, load, save, verify
     from ._files_by_suffix import open_table as open  # noqa: A004, F401
-    from ._from_arrow import from_arrow
-    from ._json import to_json
-    from ._read_mds import from_mds
-    from ._sized_tables import from_csv, from_json, from_parquet
-    from ._table_writer import TableWriter, arrow_schema
-    from ._write_columns import to_arrow
-    from ._write_csv import to_csv
-    from ._write_mds import to_mds
+    from ._save_tables import TableWriter, arrow_schema
+    from .plugin import (
+        from_arrow,
+        from_csv,
+        from_json,
+        from_mds,
+        from_pandas,
+        from_parquet,
+        to_arrow,
+        to_csv,
+        to_json,
+        to_mds,
+        to_pandas,
+    )  # fmt: skip
 
 __all__ = [
     "BatchIterator", "TableWriter", "append", "arrow_schema", "from_arrow", "from_csv", "from_json", "from_mds",
@@ -38,27 +43,14 @@ __all__ = [
 
 __version__ = _td_core.__version__
 
+_FILES = ("append", "inspect", "load", "save", "verify")
 __getattr__ = _lazy_names(
     __name__,
     {
+        ".plugin": [name for name in __all__ if name.startswith(("from_", "to_"))],
         "._batches": ["BatchIterator", "iter_batches"],
-        "._data_frames": ["from_pandas", "to_pandas"],
-        "._files_by_suffix": {
-            "append": "append",
-            "inspect": "inspect",
-            "load": "load",
-            "open": "open_table",
-            "save": "save",
-            "verify": "verify",
-        },
-        "._from_arrow": ["from_arrow"],
-        "._json": ["to_json"],
-        "._read_mds": ["from_mds"],
-        "._sized_tables": ["from_csv", "from_json", "from_parquet"],
-        "._table_writer": ["TableWriter", "arrow_schema"],
-        "._write_columns": ["to_arrow"],
-        "._write_csv": ["to_csv"],
-        "._write_mds": ["to_mds"],
+        "._files_by_suffix": {**{name: name for name in _FILES}, "open": "open_table"},
+        "._save_tables": ["TableWriter", "arrow_schema"],
     },
 )[0]
 

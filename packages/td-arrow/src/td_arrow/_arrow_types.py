@@ -32,10 +32,23 @@ _MOST_LISTED = 1024
 FIXED, VARIABLE = "arrow.fixed_shape_tensor", "arrow.variable_shape_tensor"
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Return True for a type of lists; False for maps."""
+    types = pa.types
+    checks = (
+        types.is_list,
+        types.is_large_list,
+        types.is_fixed_size_list,
+        types.is_list_view,
+        types.is_large_list_view,
+    )
+    return any(check(kind) for check in checks)
+
+
 class Cells(NamedTuple):
     """A column of tensors: its array, and what its field says in addition to its type."""
 
-    array: Any
+    array: pa.Array
     facts: dict[str, Any]
 
 
@@ -49,13 +62,13 @@ class Dense(NamedTuple):
     order: tuple[int, ...] | None = None
 
 
-def list_type(inner: Any, size: int = -1) -> Any:
+def list_type(inner: pa.DataType, size: int = -1) -> pa.DataType:
     """Return the type of lists of a type, whose items cannot be null: of a fixed size, or large."""
     field = pa.field("item", inner, nullable=False)
     return pa.large_list(field) if size < 0 else pa.list_(field, size)
 
 
-def make_bitmap(valid: Any) -> Any:
+def make_bitmap(valid: Any) -> pa.Buffer | None:
     """Return the buffer of bits of a boolean tensor or array; None for None and if all are True."""
     if valid is None or bool(valid.all()):
         return None
@@ -106,7 +119,7 @@ def make_cells(tensor: Tensor, choice: str = "list", *, valid: Any = None, eleme
     return Cells(array, facts)
 
 
-def make_lists(offsets: Any, inner: Any, valid: Any = None) -> Any:
+def make_lists(offsets: Any, inner: pa.Array, valid: Any = None) -> pa.Array:
     """Return large lists of consecutive items, given the offset of each and of the end."""
     buffers = [make_bitmap(valid), pa.py_buffer(np.ascontiguousarray(offsets, np.int64))]
     field = pa.field("item", inner.type, nullable=inner.null_count > 0)
@@ -135,7 +148,7 @@ def make_ragged(parts: Sequence[Tensor | None]) -> Cells | None:
     return Cells(array, {**cells.facts, "lists": last + 1})
 
 
-def find_dense(kind: Any, facts: dict[str, Any]) -> Dense | None:
+def find_dense(kind: pa.DataType, facts: dict[str, Any]) -> Dense | None:
     """Return what a type, and the facts of its field, say about cells of one shape; None for other columns.
 
     Raises:
@@ -201,7 +214,7 @@ def convert(flat: Tensor, dense: Dense) -> Tensor:
 
 
 def view_numbers(
-    array: Any, dtype: torch.dtype, copy: bool | None = None, mapped: torch.UntypedStorage | None = None
+    array: pa.Array, dtype: torch.dtype, copy: bool | None = None, mapped: torch.UntypedStorage | None = None
 ) -> Tensor:
     """Return the numbers of an array as a tensor; a view if its memory can be written, or is in a mapped file."""
     size = len(array)
@@ -214,7 +227,7 @@ def view_numbers(
 
 
 def view_buffer(
-    buffer: Any,
+    buffer: pa.Buffer,
     dtype: torch.dtype,
     size: int,
     begin: int,
@@ -233,13 +246,13 @@ def view_buffer(
     return torch.from_numpy(raw.copy()).view(dtype)
 
 
-def is_inside(buffer: Any, mapped: torch.UntypedStorage) -> bool:
+def is_inside(buffer: pa.Buffer, mapped: torch.UntypedStorage) -> bool:
     """Return True if a buffer of Arrow is a part of a mapped file, not a decompressed copy."""
     begin: int = mapped.data_ptr()
     return bool(begin <= buffer.address and buffer.address + buffer.size <= begin + mapped.nbytes())
 
 
-def without_views(array: Any) -> Any:
+def without_views(array: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a chunked array whose text and bytes are no views, as those of polars are: Arrow compares and takes none."""
     kind = array.type
     if pa.types.is_dictionary(kind):
@@ -255,9 +268,9 @@ def without_views(array: Any) -> Any:
     return array if plain is None else array.cast(plain)
 
 
-def _find_plain(kind: Any) -> Any:
+def _find_plain(kind: pa.DataType) -> pa.DataType | None:
     """Return the type without views; None for one that has none."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(kind):
         plain = _find_plain(kind.value_type)
         if plain is None:
             return None
@@ -268,7 +281,7 @@ def _find_plain(kind: Any) -> Any:
 _PLAIN = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
 
 
-def peel(array: Any) -> tuple[Any, list[Any]]:
+def peel(array: pa.Array) -> tuple[pa.Array, list[pa.Array | None]]:
     """Return the flat items of nested fixed-size lists, and for each level which lists are valid, or None if all are."""
     levels = []
     while pa.types.is_fixed_size_list(array.type):

@@ -6,8 +6,9 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,36 +16,16 @@ import pyarrow.dataset as ds
 import torch
 from torch.utils.data import get_worker_info
 
-from td_core import NestedKey
-from td_core.errors import FormatError
+from td_core import NestedKey, TensorCollection
 from td_core.typing import DeviceType
 
-from ._from_arrow import as_table, get_columns, is_dataset, make_reader, read_collection
-from ._load_tables import Chosen, make_condition
-from ._nulls import Path
-from ._table_files import Parts, open_tables
-from ._table_locations import is_directory, list_parts, open_input, show_place
-
-
-class _Stream:
-    """A stream of record batches, which are read once."""
-
-    groups = None
-
-    def __init__(self, reader: Any) -> None:
-        self.where, self.schema, self.batches = "the stream", reader.schema, iter(reader)
-
-
-class _InMemory:
-    """A table in memory, in groups as its chunks."""
-
-    def __init__(self, table: Any) -> None:
-        self.where, self.schema, self._batches = "the table", table.schema, table.to_batches()
-        self.groups = [batch.num_rows for batch in self._batches]
-
-    def read(self, paths: Iterable[Path], groups: Sequence[int]) -> Iterator[tuple[Path, Any]]:
-        """Yield the array of each column path of some groups."""
-        return get_columns(pa.Table.from_batches([self._batches[i] for i in groups], self.schema), paths)
+from ._from_arrow import Columns, as_table, is_dataset, read_collection
+from ._load_tables import find_rows, make_condition
+from ._nulls import Nulls, Path
+from ._read_columns import ColumnReader
+from ._table_files import ArrowTable, JoinedTable, Table, find_format, open_tables
+from ._table_locations import show_place
+from ._table_options import check_count
 
 
 def iter_batches(
@@ -103,52 +84,38 @@ def iter_batches(
     >>> [batch["x"].tolist() for batch in iter_batches("data.parquet", 3, start=1)]
     [[3, 4, 5], [6]]
     """
-    least = {
-        "batch_size": (batch_size, 1),
-        "window": (window, 1),
-        "prefetch": (prefetch, 0),
-        "epoch": (epoch, 0),
-        "seed": (seed, -math.inf),
-    }
-    for name, (value, bound) in least.items():
-        if type(value) is not int or value < bound:
-            least_text = "" if bound == -math.inf else f" of at least {bound}"
-            raise ValueError(f"{name} is an int{least_text}; got {value!r:.100}")
+    for name, value, bound in (
+        ("batch_size", batch_size, 1),
+        ("window", window, 1),
+        ("prefetch", prefetch, 0),
+        ("epoch", epoch, 0),
+    ):
+        check_count(name, value, bound, f"an int of at least {bound}")
+    check_count("seed", seed, -math.inf, "an int")
     part, parts = shard if isinstance(shard, tuple) and len(shard) == 2 else (None, None)
     if not (type(part) is int and type(parts) is int and 0 <= part < parts):
         raise ValueError(f"shard is (i, n) with 0 <= i < n; got {shard!r:.100}")
-    begin = _read_start(start, batch_size, seed, epoch)
+    state = {"batch": _read_start(start, batch_size, seed, epoch), "seed": seed, "epoch": epoch}
     condition = make_condition(filter)
+    choices: dict[str, Any] = {"lists": lists, "times": times, "categories": categories}
+    ColumnReader(Nulls.of(nulls), **choices)  # checks the options
+    options = {**choices, "nulls": nulls, "keys": keys, "mask_key": mask_key, "device": device}
     with contextlib.ExitStack() as stack:
         table = _open_source(source, stack)
-        if table.groups is None and (shuffle or parts > 1):
-            raise ValueError(
-                "a stream has no known number of rows, so it cannot be shuffled or split: pass a file or a table"
-            )
-        order = _Order(table.groups, window if shuffle else 1, seed * 1_000_003 + epoch if shuffle else None)
-
-        def decode(rows: int, fetch: Any) -> Any:
-            reader = make_reader(nulls, "auto", lists, times, categories, None, table.schema)
-            return read_collection(
-                table.schema,
-                rows,
-                fetch,
-                reader,
-                table.where,
-                keys=keys,
-                mask_key=mask_key,
-                device=device,
-                strict=False,
-            )
-
-        make_reader(nulls, "auto", lists, times, categories, None, table.schema)  # checks the options
-        rows = _Rows(table, order, decode, condition)
-        return BatchIterator(
-            rows, batch_size, shard, drop_last, begin, prefetch, (seed, epoch), stack.pop_all()
-        )
+        if isinstance(table, pa.RecordBatchReader):
+            if shuffle or parts > 1:
+                raise ValueError(
+                    "a stream has no known number of rows, so it cannot be shuffled or split: pass a file or a table"
+                )
+            rows: _Stream | _Windows = _Stream(table, condition, options)
+        else:
+            order = seed * 1_000_003 + epoch if shuffle else None
+            rows = _Windows(table, condition, options, window if shuffle else 1, order)
+        return BatchIterator(rows, batch_size, (part, parts), drop_last, prefetch, state, stack.pop_all())
 
 
 def _read_start(start: Any, batch_size: int, seed: int, epoch: int) -> int:
+    """Return the number of the first batch."""
     if isinstance(start, Mapping):
         found = {name: start.get(name) for name in ("batch_size", "seed", "epoch")}
         wanted = {"batch_size": batch_size, "seed": seed, "epoch": epoch}
@@ -163,20 +130,20 @@ def _read_start(start: Any, batch_size: int, seed: int, epoch: int) -> int:
 
 
 def _open_source(source: Any, stack: contextlib.ExitStack) -> Any:
-    """Return the table of a source: of files, in memory, or a stream."""
+    """Return the table of a source, of files or in memory; or a stream."""
     if isinstance(source, pa.RecordBatchReader):
-        return _Stream(source)
+        return source
     if isinstance(source, ds.Dataset):
         source = source.files
     if isinstance(source, (list, tuple)):
         if not source:
             raise ValueError("there is no file to read")
-        tables = [_open_source(item, stack) for item in source]
-        return Parts(tables, [{} for _ in tables], show_place(source[0]), True)
+        return JoinedTable([_open_source(item, stack) for item in source], show_place(source[0]))
     if isinstance(source, (pa.Table, pa.RecordBatch)) or is_dataset(source):
-        return _InMemory(as_table(source))
+        whole = as_table(source)
+        return ArrowTable(whole.to_batches(), whole.schema, "the table")
     if hasattr(source, "__arrow_c_stream__"):
-        return _Stream(pa.RecordBatchReader.from_stream(source))
+        return pa.RecordBatchReader.from_stream(source)
     if not (isinstance(source, (str, os.PathLike)) or hasattr(source, "read")):
         raise TypeError(
             "iter_batches() takes locations of files, tables, streams of Arrow, or a data set of Hugging Face; got "
@@ -185,78 +152,84 @@ def _open_source(source: Any, stack: contextlib.ExitStack) -> Any:
     return stack.enter_context(open_tables(source, find_format(source)))
 
 
-def find_format(location: Any) -> str:
-    """Return the format of a file or directory of tables; raise FormatError for another one."""
-    first = list_parts(location)[0][0] if is_directory(location) else location
-    with open_input(first) as file:
-        head = bytes(file.read(6))
-    if head[:4] == b"PAR1":
-        return "parquet"
-    if head == b"ARROW1":
-        return "arrow"
-    raise FormatError(f"{show_place(location)}: neither a Parquet file nor one of Arrow")
+#: Reads a piece of a table.
+Job = Callable[[], Any]
 
 
-class _Order:
-    """The order of rows: windows of row groups, each with a permutation of its rows, or None."""
+def _read_piece(
+    table: Table,
+    groups: list[int],
+    chosen: torch.Tensor | None,
+    condition: Any,
+    options: Mapping[str, Any],
+) -> Any:
+    """Return the collection of some groups of a table: of all rows, or of the positions that are chosen."""
+    count = sum(table.groups[i] for i in groups)
+    if condition is not None:
+        kept = torch.zeros(count, dtype=torch.bool)
+        kept[torch.from_numpy(find_rows(table, groups, condition).copy())] = True
+        chosen = torch.arange(count) if chosen is None else chosen
+        chosen = chosen[kept[chosen]]
+    index = None if chosen is None else pa.array(chosen.numpy())
+    is_slice = chosen is not None and len(chosen) > 0 and bool((chosen.diff() == 1).all())
 
-    def __init__(self, groups: list[int] | None, window: int, seed: int | None) -> None:
-        order = list(range(len(groups or ())))
+    def fetch(paths: Iterable[Path]) -> Columns:
+        for path, array in table.read(paths, groups):
+            if chosen is None or index is None:
+                yield path, array
+            else:
+                yield path, array.slice(int(chosen[0]), len(chosen)) if is_slice else array.take(index)
+
+    rows = count if chosen is None else len(chosen)
+    return read_collection(table.schema, rows, fetch, table.where, strict=False, **options)
+
+
+class _Stream:
+    """The pieces of a stream: its record batches, which are read once."""
+
+    rows = None
+
+    def __init__(self, stream: pa.RecordBatchReader, condition: Any, options: Mapping[str, Any]) -> None:
+        self._stream, self.condition, self._options = stream, condition, options
+
+    def list_jobs(self, begin: int, end: int) -> Iterator[Job]:
+        """Yield a function for each record batch, which returns its rows."""
+        for batch in self._stream:
+            table = ArrowTable([batch], batch.schema, "the stream")
+            yield partial(_read_piece, table, [0], None, self.condition, self._options)
+
+
+class _Windows:
+    """The pieces of a table in its order or a random one: windows of row groups, each with a permutation of its rows."""
+
+    def __init__(
+        self, table: Table, condition: Any, options: Mapping[str, Any], window: int, seed: int | None
+    ) -> None:
+        self._table, self.condition, self._options, self._seed = table, condition, options, seed
+        order = list(range(len(table.groups)))
         if seed is not None:
             order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
-        self.seed = seed
-        self.windows = [order[i : i + window] for i in range(0, len(order), window)]
-        self.sizes = [sum(groups[i] for i in item) for item in self.windows] if groups is not None else []
-        self.rows = None if groups is None else sum(self.sizes)
+        self._windows = [order[i : i + window] for i in range(0, len(order), window)]
+        self.rows = sum(table.groups)
 
-    def permute(self, number: int) -> Any:
-        """Return the permutation of the rows of a window, or None."""
-        if self.seed is None:
-            return None
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number + 1)
-        return torch.randperm(self.sizes[number], generator=generator)
-
-
-class _Rows:
-    """The rows of a source as collections, one for each window or record batch."""
-
-    def __init__(self, table: Any, order: _Order, decode: Any, condition: Any) -> None:
-        self.table, self.order, self._decode, self.condition = table, order, decode, condition
-
-    def list_jobs(self, begin: int, end: int) -> Iterator[tuple[Any, int, int]]:
-        """Yield what to decode: a window or a record batch, and which of its rows."""
-        if self.order.rows is None:
-            for batch in self.table.batches:
-                yield batch, 0, batch.num_rows
-            return
+    def list_jobs(self, begin: int, end: int) -> Iterator[Job]:
+        """Yield a function for each window that has some of the rows, which returns these."""
         first = 0
-        for number, size in enumerate(self.order.sizes):
+        for number, groups in enumerate(self._windows):
+            size = sum(self._table.groups[i] for i in groups)
             low, high = max(begin - first, 0), min(end - first, size)
             if low < high:
-                yield number, low, high
+                yield partial(self._read, number, groups, size, low, high)
             first += size
 
-    def read(self, job: Any, low: int, high: int) -> Any:
-        """Return rows of a window, or of a record batch of a stream."""
-        source, groups, positions = self.table, [0], None
-        if isinstance(job, int):
-            groups, positions = self.order.windows[job], self.order.permute(job)
-        else:
-            source = _InMemory(pa.Table.from_batches([job]))
-        total = sum(source.groups[i] for i in groups)
-        chosen = (torch.arange(total) if positions is None else positions)[low:high]
-        if self.condition is not None:
-            kept = torch.zeros(total, dtype=torch.bool)
-            kept[torch.from_numpy(Chosen.find(source, groups, self.condition).copy())] = True
-            chosen = chosen[kept[chosen]]
-        in_order = positions is None and self.condition is None
-        index = pa.array(chosen.numpy())
-
-        def fetch(paths: Iterable[Path]) -> Iterator[tuple[Path, Any]]:
-            for path, array in source.read(paths, groups):
-                yield path, array.slice(low, high - low) if in_order else array.take(index)
-
-        return self._decode(len(chosen), fetch)
+    def _read(self, number: int, groups: list[int], size: int, low: int, high: int) -> Any:
+        chosen = None
+        if self._seed is not None:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number + 1)
+            chosen = torch.randperm(size, generator=generator)[low:high]
+        elif high - low < size:
+            chosen = torch.arange(low, high)
+        return _read_piece(self._table, groups, chosen, self.condition, self._options)
 
 
 class BatchIterator:
@@ -270,36 +243,34 @@ class BatchIterator:
 
     def __init__(
         self,
-        rows: _Rows,
+        rows: _Stream | _Windows,
         batch_size: int,
         shard: tuple[int, int],
         drop_last: bool,
-        start: int,
         prefetch: int,
-        order: tuple[int, int],
+        state: Mapping[str, int],
         stack: contextlib.ExitStack,
     ) -> None:
-        self._rows, self._size, self._drop_last, self._batch = rows, batch_size, drop_last, start
-        self._order, self._prefetch, self._stack = order, prefetch, stack
+        self._rows, self._size, self._drop_last = rows, batch_size, drop_last
+        self._batch, self._state, self._prefetch, self._stack = state["batch"], state, prefetch, stack
         part, parts = shard
-        each, more = divmod(rows.order.rows or 0, parts)
+        each, more = divmod(rows.rows or 0, parts)
         self._range = part * each + min(part, more), (part + 1) * each + min(part + 1, more)
         #: The batches that all shards have.
-        self._most = each // batch_size if drop_last and rows.order.rows is not None else None
+        self._most = each // batch_size if drop_last and rows.rows is not None else None
         self._pool: ThreadPoolExecutor | None = None
         self._batches: Iterator[Any] | None = None
 
     @property
     def state(self) -> dict[str, int]:
         """The position, from which ``start=`` goes on at the next batch."""
-        seed, epoch = self._order
-        return {"batch": self._batch, "batch_size": self._size, "seed": seed, "epoch": epoch}
+        return {**self._state, "batch": self._batch, "batch_size": self._size}
 
     def __iter__(self) -> BatchIterator:
         return self
 
     def __len__(self) -> int:
-        if self._rows.order.rows is None or self._rows.condition is not None:
+        if self._rows.rows is None or self._rows.condition is not None:
             raise TypeError("the number of batches of a stream, or of rows that meet a filter, is not known")
         begin, end = self._range
         count = math.ceil((end - begin) / self._size) if self._most is None else self._most
@@ -338,7 +309,7 @@ class BatchIterator:
         number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         first, (begin, end) = self._batch, self._range
         position = 0
-        if self._rows.order.rows is not None and self._rows.condition is None:
+        if self._rows.rows is not None and self._rows.condition is None:
             begin, position = min(begin + first * self._size, end), first
         for place, batch in enumerate(self._cut(self._decode_ahead(begin, end)), position):
             if self._most is not None and place >= self._most:
@@ -346,7 +317,7 @@ class BatchIterator:
             if place >= first and place % count == number:
                 yield batch
 
-    def _cut(self, pieces: Iterator[Any]) -> Iterator[Any]:
+    def _cut(self, pieces: Iterator[TensorCollection]) -> Iterator[Any]:
         """Yield batches of pieces; one that is within a piece is a view."""
         held: list[Any] = []
         rows = 0
@@ -368,12 +339,12 @@ class BatchIterator:
         jobs = self._rows.list_jobs(begin, end)
         if not self._prefetch:
             for job in jobs:
-                yield self._rows.read(*job)
+                yield job()
             return
         self._pool = pool = ThreadPoolExecutor(1, "td-arrow-batches")
         waiting: deque[Future[Any]] = deque()
         for job in jobs:
-            waiting.append(pool.submit(self._rows.read, *job))
+            waiting.append(pool.submit(job))
             if len(waiting) > self._prefetch:
                 yield waiting.popleft().result()
         while waiting:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,21 +14,11 @@ from td_core.spi import STORABLE, decode_table, prune_table, show_path
 from td_store.arrays import TableBuilder, restore
 
 from ._nulls import Path, show_column
-from ._read_columns import Padded, Parts, RowValues
+from ._read_columns import Item, One, Padded, Parts, RowValues
 from ._table_columns import TableColumns
 from ._table_header import read_inline
 
 Row = dict[str, Any]
-
-
-class One(NamedTuple):
-    """A value that all rows have."""
-
-    value: Any
-
-
-class _GoneError(Exception):
-    """A row lacks the node."""
 
 
 class RowBuilder:
@@ -45,57 +35,52 @@ class RowBuilder:
     def __init__(
         self,
         plan: TableColumns,
-        items: Mapping[Path, Any],
+        items: Mapping[Path, Item],
         present: Mapping[Path, Sequence[bool]],
         rows: int,
         where: str,
     ) -> None:
         self.plan, self.items, self.present, self.rows, self.where = plan, items, present, rows, where
-        self.old = plan.lead
-        self.lead = self.old if math.prod(self.old) == rows else [rows]
+        self.lead = plan.lead if math.prod(plan.lead) == rows else [rows]
         self.leaves: list[Tensor] = []
         self.builder = TableBuilder(where)
 
-    def build(self, masks: Mapping[Path, Tensor], mask_key: Path, strict: bool) -> Any:
+    def build(self, masks: Mapping[Path, Tensor], mask_key: Path) -> Any:
         """Return the collection, with masks below ``mask_key``."""
         table = self.plan.table
         todo = [(0, self.builder.add_row("", {}), True)]
         while todo:
             old, new, in_rows = todo.pop()
             row = table.nodes[old]
-            self._fill(new, row, in_rows)
-            if row["meta"].get("each") and self._expand(new, row):
+            self._fill(self.builder.rows[new], row, in_rows)
+            if row["meta"].get("each"):
+                self._expand(new, row["members"][0][1])
                 continue
-            below = in_rows and not (
-                row["kind"] == "LazyStackedTensorDict" and row["meta"].get("stack_dim", 0) < len(self.old)
-            )
+            is_lazy = row["kind"] == "LazyStackedTensorDict"
+            below = in_rows and not (is_lazy and row["meta"].get("stack_dim", 0) < len(self.plan.lead))
             for group in ("entries", "members"):
+                entries = self.builder.rows[new][group]
                 for key, ref in row[group]:
                     if isinstance(ref, list):
-                        self._add_leaf(new, group, key, table.leaves[ref[0]], in_rows)
+                        self._add_leaf(entries, key, table.leaves[ref[0]], in_rows)
                         continue
                     item = self._find_changed(table.nodes[ref])
-                    if item is not None:
-                        self._add_item(self.builder.rows[new][group], key, item)
-                        continue
-                    child = self.builder.add_row("", {})
-                    self.builder.rows[new][group].append([key, child])
-                    todo.append((ref, child, below))
+                    if item is None:
+                        todo.append((ref, self._add_level(entries, key), below))
+                    else:
+                        self._add_item(entries, key, item)
         self._add_masks(masks, mask_key)
         encoded = prune_table(self.builder.table)
-        tensors = [self.leaves[ref] for ref in encoded.leaves]
         try:
-            return decode_table(encoded, tensors, self.where, strict=strict)
+            return decode_table(encoded, [self.leaves[ref] for ref in encoded.leaves], self.where)
         except MissingPluginError as error:
-            names = [show_path(key) for path, key in self.plan.keys.items() if self._is_value(path)]
+            values = [path for path, item in self.items.items() if isinstance(item, (RowValues, One))]
+            names = ", ".join(show_path(self.plan.keys[path]) for path in values[:3])
             raise MissingPluginError(
-                f"{self.where}: {', '.join(names[:3]) or 'an entry'} holds values: {error}; or leave it out with keys="
+                f"{self.where}: {names or 'an entry'} holds values: {error}; or leave it out with keys="
             ) from error
 
-    def _is_value(self, path: Path) -> bool:
-        return isinstance(self.items.get(path), (RowValues, One))
-
-    def _find_changed(self, row: Row) -> Any:
+    def _find_changed(self, row: Row) -> Item | None:
         """Return what the column of a node of values became if it holds no values any more, or None."""
         for _, ref in row["values"]:
             pair = self.plan.table.values[ref]
@@ -104,109 +89,102 @@ class RowBuilder:
                 return item
         return None
 
-    def _fill(self, new: int, row: Row, in_rows: bool) -> None:
+    def _fill(self, target: Row, row: Row, in_rows: bool) -> None:
         """Copy a node of the header to a row, with the batch size that follows from the number of rows."""
-        target = self.builder.rows[new]
-        meta = dict(row["meta"])
-        meta.pop("each", None)
+        meta = {key: item for key, item in row["meta"].items() if key != "each"}
         if in_rows:
-            meta = set_rows(meta, self.old, self.lead)
+            meta = set_rows(meta, self.plan.lead, self.lead)
         target.update({key: item for key, item in row.items() if key in ("kind", "class", "from")})
         target["meta"] = meta
         for name, ref in row["values"]:
-            self._fill_value(target, name, self.plan.table.values[ref], meta)
+            pair = self.plan.table.values[ref]
+            if isinstance(pair, dict):
+                pair = self._read_value(target, pair)
+            self._add_pair(target, name, pair)
 
-    def _fill_value(self, target: Row, name: str, pair: Any, meta: Row) -> None:
-        values = self.builder.table.values
-        if isinstance(pair, dict):
-            item = self.items[tuple(pair["column"])]
-            if isinstance(item, One):
-                pair = (
-                    pair["one"]
-                    if "one" in pair and self._is_equal(pair["one"], item.value)
-                    else [item.value, None]
-                )
-                if target["kind"] == "NonTensorStack":
-                    pair = [[item.value] * self.rows, None]
-            elif isinstance(item, RowValues):
-                found = item.values
-                size = meta.get("batch_size") or []
-                if target["kind"] == "NonTensorStack" and math.prod(size[len(self.lead) :]) != 1:
-                    found = [value for cell in found for value in cell]
-                elif (
-                    target["kind"] != "NonTensorStack"
-                    and size[: len(self.lead)] == self.lead
-                    and "one" in pair
-                ):
-                    target["kind"] = "NonTensorStack"
-                pair = [found, None]
-            else:
-                raise FormatError(
-                    f"{self.where}: the column {show_column(tuple(pair['column']))} holds no values"
-                )
-        target["values"].append([name, len(values)])
-        values.append(list(pair))
+    def _add_pair(self, target: Row, name: str, pair: Sequence[Any]) -> None:
+        target["values"].append([name, len(self.builder.table.values)])
+        self.builder.table.values.append(list(pair))
 
-    def _is_equal(self, pair: Any, value: Any) -> bool:
-        return (
-            bool(pair[1] is None and pair[0] == value and type(pair[0]) is type(value)) or pair[1] is not None
-        )
+    def _read_value(self, target: Row, place: Mapping[str, Any]) -> Sequence[Any]:
+        """Return a value of a column; one value that now differs by row makes a stack of its node."""
+        item = self.items[tuple(place["column"])]
+        is_stack, lead = target["kind"] == "NonTensorStack", self.lead
+        if isinstance(item, One):
+            if is_stack:
+                return [[item.value] * self.rows, None]
+            saved: Sequence[Any] | None = place.get("one")
+            same = saved is not None and (
+                saved[1] is not None or (saved[0] == item.value and type(saved[0]) is type(item.value))
+            )
+            return saved if saved is not None and same else [item.value, None]
+        if not isinstance(item, RowValues):
+            raise FormatError(
+                f"{self.where}: the column {show_column(tuple(place['column']))} holds no values"
+            )
+        size = target["meta"].get("batch_size") or []
+        if is_stack and math.prod(size[len(lead) :]) != 1:
+            return [[value for cell in item.values for value in cell], None]
+        if not is_stack and "one" in place and size[: len(lead)] == lead:
+            target["kind"] = "NonTensorStack"
+        return [item.values, None]
 
-    def _add_leaf(self, new: int, group: str, key: str, place: Any, in_rows: bool) -> None:
-        entries = self.builder.rows[new][group]
+    def _add_leaf(self, entries: list[Any], key: str, place: Mapping[str, Any], in_rows: bool) -> None:
         if "column" not in place:
-            entries.append([key, self._add_tensor(self._restore(place, in_rows))])
+            self._add_tensor(entries, key, self._restore(place, in_rows))
             return
         item = self.items[tuple(place["column"])]
         if isinstance(item, Tensor) and "select" in place:
             dim, number = place["select"]
-            item = self._reshape(item).select(dim + len(self.lead), number)
-            entries.append([key, self._add_tensor(item)])
-            return
-        self._add_item(entries, key, item)
+            self._add_tensor(entries, key, self._reshape(item).select(dim + len(self.lead), number))
+        else:
+            self._add_item(entries, key, item)
 
-    def _add_item(self, entries: list[Any], key: str, item: Any) -> None:
+    def _add_level(self, entries: list[Any], key: str, kind: str = "", batch: Sequence[int] = ()) -> int:
+        """Add a node below another one, and return its position."""
+        entries.append([key, self.builder.add_row(kind, {"batch_size": list(batch)} if kind else {})])
+        position: int = entries[-1][1]
+        return position
+
+    def _add_item(self, entries: list[Any], key: str, item: Item) -> None:
         """Add what a column became as an entry."""
         if isinstance(item, dict):
-            level = self.builder.add_row("TensorDict", {"batch_size": self.lead})
-            entries.append([key, level])
+            level = self._add_level(entries, key, "TensorDict", self.lead)
             for name, below in item.items():
                 self._add_item(self.builder.rows[level]["entries"], name, below)
         elif isinstance(item, Tensor):
-            entries.append([key, self._add_tensor(self._reshape(item))])
+            self._add_tensor(entries, key, self._reshape(item))
         elif isinstance(item, Padded):
-            entries.append([key, self._add_tensor(self._reshape(item.leaf))])
-            entries.append([f"{key}_lengths", self._add_tensor(self._reshape(item.lengths))])
+            self._add_tensor(entries, key, self._reshape(item.leaf))
+            self._add_tensor(entries, f"{key}_lengths", self._reshape(item.lengths))
         elif isinstance(item, Parts) and all(part is not None for part in item.tensors):
             parts = [part for part in item.tensors if part is not None]
             place = {"nested": "", "shapes": [list(part.shape) for part in parts]}
             flat = torch.cat([part.reshape(-1) for part in parts])
-            entries.append([key, self._add_tensor(restore(place, lambda name: flat))])
+            self._add_tensor(entries, key, restore(place, lambda name: flat))
         else:
             entries.append([key, self._add_values(item)])
 
-    def _add_values(self, item: Any) -> int:
-        if isinstance(item, One):
-            return self.builder.add_value("NonTensorData", self.lead, [item.value, None])
-        if isinstance(item, list):  # labels, which have no rows
-            return self.builder.add_value("NonTensorData", self.lead, [item, None])
+    def _add_values(self, item: Item) -> int:
+        if isinstance(item, (One, list)):  # labels have no rows
+            value = item.value if isinstance(item, One) else item
+            return self.builder.add_value("NonTensorData", self.lead, [value, None])
+        values: Any = None
         if isinstance(item, Parts):
-            values: Any = [None if part is None else part.tolist() for part in item.tensors]
-        else:
+            values = [None if part is None else part.tolist() for part in item.tensors]
+        elif isinstance(item, RowValues):
             values = item.values
         return self.builder.add_value("NonTensorStack", self.lead, [values, None])
 
-    def _add_tensor(self, leaf: Tensor) -> list[int]:
+    def _add_tensor(self, entries: list[Any], key: str, leaf: Tensor) -> None:
         self.leaves.append(leaf)
-        return self.builder.add_leaf(len(self.leaves) - 1)
+        entries.append([key, self.builder.add_leaf(len(self.leaves) - 1)])
 
     def _reshape(self, leaf: Tensor) -> Tensor:
         """Return rows with the batch dims that they were made of."""
-        if len(self.lead) == 1:
-            return leaf
-        return leaf.reshape([*self.lead, *leaf.shape[1:]])
+        return leaf if len(self.lead) == 1 else leaf.reshape([*self.lead, *leaf.shape[1:]])
 
-    def _restore(self, place: Any, in_rows: bool) -> Tensor:
+    def _restore(self, place: Mapping[str, Any], in_rows: bool) -> Tensor:
         if "empty" in place:
             sizes = [*(self.lead if in_rows else ()), *place["empty"]]
             return torch.empty(sizes, dtype=STORABLE[place["dtype"]])
@@ -227,21 +205,18 @@ class RowBuilder:
             key = (*mask_key, *path)
             for length in range(1, len(key)):
                 if key[:length] not in levels:
-                    child = self.builder.add_row("TensorDict", {"batch_size": self.lead})
-                    levels[key[: length - 1]]["entries"].append([key[length - 1], child])
-                    levels[key[:length]] = self.builder.rows[child]
-            levels[key[:-1]]["entries"].append([key[-1], self._add_tensor(self._reshape(mask))])
+                    above = levels[key[: length - 1]]["entries"]
+                    level = self._add_level(above, key[length - 1], "TensorDict", self.lead)
+                    levels[key[:length]] = self.builder.rows[level]
+            self._add_tensor(levels[key[:-1]]["entries"], key[-1], self._reshape(mask))
 
-    def _expand(self, new: int, row: Row) -> bool:
+    def _expand(self, new: int, template: int) -> None:
         """Add the members of a lazy stack, one for each row; a stack without rows becomes a dense node."""
-        (_, template), *_ = row["members"]
         if not self.rows:
             self._make_blank(new, template)
-            return True
         for number in range(self.rows):
             member = self._add_member(template, number, None)
             self.builder.rows[new]["members"].append([str(number), member])
-        return True
 
     def _make_blank(self, new: int, template: int) -> None:
         table = self.plan.table
@@ -253,68 +228,62 @@ class RowBuilder:
             while not row["entries"] and len(row["members"]) == 1 and not row["values"]:
                 row = table.nodes[row["members"][0][1]]
             self.builder.rows[target].update({"kind": "TensorDict", "meta": {"batch_size": [0, *size]}})
+            entries = self.builder.rows[target]["entries"]
             for key, ref in row["entries"]:
-                entries = self.builder.rows[target]["entries"]
                 if isinstance(ref, list):
                     item = self.items.get(tuple(table.leaves[ref[0]].get("column", ())))
-                    cell = item if isinstance(item, Tensor) else torch.empty(0, *size)
-                    entries.append([key, self._add_tensor(cell)])
+                    self._add_tensor(
+                        entries, key, item if isinstance(item, Tensor) else torch.empty(0, *size)
+                    )
                 elif not table.nodes[ref]["values"]:
-                    entries.append([key, self.builder.add_row("", {})])
-                    todo.append((entries[-1][1], ref))
+                    todo.append((self._add_level(entries, key), ref))
 
-    def _add_member(self, old: int, number: int, above: list[int] | None) -> int:
-        """Add a node of a template with the entries that a row has; raise _GoneError if the row lacks it."""
+    def _add_member(self, old: int, number: int, above: Sequence[int] | None) -> Any:
+        """Add a node of a template with the entries that a row has; return None if the row lacks it."""
         table = self.plan.table
         row = table.nodes[old]
-        found = list(self._list_cells(row, number))
-        if row.get("optional") and all(cell is None for _, _, cell in found):
-            raise _GoneError
-        meta = self._find_sizes(row["meta"], [cell for _, _, cell in found], number, above)
+        groups = ("entries", "members")
+        cells: dict[Any, Any] = {
+            (group, key): self._get_cell(table.leaves[ref[0]], number)
+            for group in groups
+            for key, ref in row[group]
+            if isinstance(ref, list)
+        }
+        values: dict[str, Any] = {
+            name: self._get_cell(table.values[ref], number) for name, ref in row["values"]
+        }
+        found = [cell for cell in (*cells.values(), *values.values()) if cell is not None]
+        if row.get("optional") and not found:
+            return None
+        meta = self._find_sizes(row["meta"], found, number, above)
         new = self.builder.add_row(row["kind"], meta)
         target = self.builder.rows[new]
         target.update({key: item for key, item in row.items() if key in ("class", "from")})
-        cells = {(group, key): cell for group, key, cell in found}
-        for name, _ in row["values"]:
-            value = cells["values", name]
-            target["values"].append([name, len(self.builder.table.values)])
-            self.builder.table.values.append([value.value, None])
-        for group in ("entries", "members"):
+        for name, value in values.items():
+            self._add_pair(target, name, [value.value, None])
+        for group in groups:
             for key, ref in row[group]:
                 if isinstance(ref, list):
-                    cell = cells[group, key]
-                    if cell is not None:
-                        target[group].append([key, self._add_tensor(cell)])
+                    if cells[group, key] is not None:
+                        self._add_tensor(target[group], key, cells[group, key])
                     continue
-                try:
-                    below = meta.get("batch_size", above)
-                    target[group].append([key, self._add_member(ref, number, below)])
-                except _GoneError:
-                    continue
+                child = self._add_member(ref, number, meta.get("batch_size", above))
+                if child is not None:
+                    target[group].append([key, child])
         return new
 
-    def _find_sizes(self, meta: Row, cells: list[Any], number: int, above: list[int] | None) -> Row:
+    def _find_sizes(self, meta: Row, cells: list[Any], number: int, above: Sequence[int] | None) -> Row:
         """Return the header of a member, whose uneven sizes are those of its leaves, or of the node above."""
         size = meta.get("batch_size", [])
         if -1 not in size:
             return dict(meta)
-        shapes = [cell.shape for cell in cells if isinstance(cell, Tensor)]
-        shape: Any = shapes[0] if shapes else above
+        shape = next((cell.shape for cell in cells if isinstance(cell, Tensor)), above)
         if shape is None:
             raise FormatError(f"{self.where}: the batch size of a member in row {number} is unknown")
         return {**meta, "batch_size": [shape[dim] if n < 0 else n for dim, n in enumerate(size)]}
 
-    def _list_cells(self, row: Row, number: int) -> Iterator[tuple[str, str, Any]]:
-        """Yield group, key and the cell of a row for each leaf and value of a template; None where the row lacks it."""
-        table = self.plan.table
-        for group in ("entries", "members"):
-            for key, ref in row[group]:
-                if isinstance(ref, list):
-                    yield group, key, self._get_cell(table.leaves[ref[0]], number)
-        for name, ref in row["values"]:
-            yield "values", name, self._get_cell(table.values[ref], number)
-
-    def _get_cell(self, place: Any, number: int) -> Any:
+    def _get_cell(self, place: Any, number: int) -> Tensor | One | None:
+        """Return what a row has at a place; None where it lacks the entry."""
         if not isinstance(place, dict):
             raise FormatError(f"{self.where}: a value of the members has no column")
         if "column" not in place:

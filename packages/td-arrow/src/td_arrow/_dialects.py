@@ -21,7 +21,7 @@ _VARIABLE = ("arrow.variable_shape_tensor", "ray.data.arrow_variable_shaped_tens
 _ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
 
 
-def _describe(column: Any) -> tuple[str, bytes]:
+def _describe(column: pa.Field) -> tuple[str, bytes]:
     """Return the name of the extension type of a field, and its metadata; empty for other fields."""
     kind = column.type
     if isinstance(kind, pa.ExtensionType):
@@ -31,7 +31,7 @@ def _describe(column: Any) -> tuple[str, bytes]:
     return metadata.get(_NAME, b"").decode(errors="replace"), metadata.get(_METADATA, b"")
 
 
-def find_shape(column: Any) -> tuple[Any, ...] | None:
+def find_shape(column: pa.Field) -> tuple[Any, ...] | None:
     """Return the shape of the cells of a field whose extension type says it in JSON; None for others.
 
     Raises:
@@ -90,7 +90,7 @@ def _walk_features(features: Mapping[str, Any], path: Path) -> Iterator[tuple[Pa
             yield from _walk_features(item, (*path, name))
 
 
-def get_extension(array: Any, column: Any) -> Any:
+def get_extension(array: pa.Array, column: pa.Field) -> pa.Array:
     """Return the storage of an extension array whose type is not that of a tensor, and the array itself otherwise."""
     name, _ = _describe(column)
     if name in _VARIABLE:
@@ -100,20 +100,20 @@ def get_extension(array: Any, column: Any) -> Any:
     return array
 
 
-def read_lance(column: Any) -> Dense | None:
+def read_lance(column: pa.Field) -> Dense | None:
     """Return the form of a column of bfloat16 of Lance, or None."""
     if _describe(column)[0] != "lance.bfloat16":
         return None
     return Dense(torch.bfloat16, (), torch.uint16, ())
 
 
-def read_variable(storage: Any) -> Any:
+def read_variable(storage: pa.StructArray) -> pa.Array:
     """Return tensors of several shapes as lists of their items along the first dim, or as lists of lists.
 
     Raises:
         FormatError: the column is malformed.
     """
-    names = [storage.type.field(i).name for i in range(storage.type.num_fields)]
+    names = [item.name for item in storage.type]
     if not {"data", "shape"} <= {*names}:
         raise FormatError(f"a tensor of several shapes has data and shape; it has the fields {names}")
     data, shapes = storage.field("data"), storage.field("shape").to_pylist()

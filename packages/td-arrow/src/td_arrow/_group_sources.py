@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from td_core.typing import SourceIndex
 
 from ._nulls import Nulls, Path
 from ._read_columns import ColumnReader
-from ._table_files import ArrowTable, ParquetTable, map_path
+from ._table_files import ParquetTable, Table, map_path, read_arrow
 from ._table_locations import Stamp, check_stamp, open_input
 
 
@@ -29,35 +30,37 @@ class _Opened:
         self.lock = threading.RLock()
         self.kept: OrderedDict[tuple[Path, int], Tensor] = OrderedDict()
         self.size = 0
-        self._table: Any = None
+        self._table: Table | None = None
 
-    def open(self) -> Any:
+    def open(self) -> Table:
         """Return the table, opened once; raise FormatError if the file has changed."""
         check_stamp(self.path, self.stamp)
         if self._table is None:
             if self.name == "arrow":
-                self._table = ArrowTable(map_path(self.path), self.path)
+                self._table = read_arrow(map_path(self.path), self.path)
             else:
                 self._context = open_input(self.path)
                 self._table = ParquetTable(self._context.__enter__(), self.path)
         return self._table
 
-    def decode(self, paths: Sequence[Path], fields: Sequence[Any], group: int, limit: int) -> list[Tensor]:
+    def decode(self, sources: Sequence[GroupSource], group: int) -> list[Tensor]:
         """Return a group of columns; those that are not kept are decoded together."""
         with self.lock:
             table = self.open()
-            found = {path: self.kept[path, group] for path in paths if (path, group) in self.kept}
-            missing = {path: field for path, field in zip(paths, fields, strict=True) if path not in found}
-            for path, array in table.read(missing, [group]):
-                leaf = ColumnReader(Nulls.of("auto")).read(array, missing[path], path)
+            fields = {source.column: source.field for source in sources}
+            found = {path: self.kept[path, group] for path in fields if (path, group) in self.kept}
+            for path, array in table.read([path for path in fields if path not in found], [group]):
+                leaf = ColumnReader(Nulls.of("auto")).read(array, fields[path], path)
+                assert isinstance(leaf, Tensor)
                 found[path] = self.kept[path, group] = leaf
                 self.size += leaf.nbytes
             for path in found:
                 self.kept.move_to_end((path, group))
+            limit = max(source.cache_bytes for source in sources)
             while self.size > limit and len(self.kept) > len(found):
                 _, leaf = self.kept.popitem(last=False)
                 self.size -= leaf.nbytes
-            return [found[path] for path in paths]
+            return [found[source.column] for source in sources]
 
 
 #: The files that this process has opened, and their lock.
@@ -103,28 +106,24 @@ class GroupSource:
     def __init__(
         self,
         name: str,
-        files: tuple[GroupedFile, ...],
+        files: tuple[tuple[Any, ...], ...],
         column: Path,
-        field: Any,
+        field: pa.Field,
         shape: Sequence[int],
         dtype: torch.dtype,
         cache_bytes: int,
     ) -> None:
-        self.name, self.files, self.column, self.field = name, files, column, field
+        self.name, self.column, self.field = name, column, field
+        self.files = tuple(GroupedFile(*file) for file in files)
         self.shape, self.dtype, self.cache_bytes = torch.Size(shape), dtype, cache_bytes
         #: Parts of a group are read together.
-        self.chunks = (tuple(rows for file in files for rows in file.groups), *self.shape[1:])
+        self.chunks = (tuple(rows for file in self.files for rows in file.groups), *self.shape[1:])
 
     def __reduce__(self) -> Any:
         files = tuple(map(tuple, self.files))
-        return GroupSource.restore, (
+        return GroupSource, (
             self.name, files, self.column, self.field, self.shape, self.dtype, self.cache_bytes,
         )  # fmt: skip
-
-    @classmethod
-    def restore(cls, name: str, files: tuple[Any, ...], *others: Any) -> GroupSource:
-        """Return the source of a pickle."""
-        return cls(name, tuple(GroupedFile(*file) for file in files), *others)
 
     def read(self, index: SourceIndex) -> Tensor:
         """Return a part of the array."""
@@ -132,15 +131,14 @@ class GroupSource:
 
     def read_many(self, requests: Sequence[tuple[GroupSource, SourceIndex]]) -> list[Tensor]:
         """Return parts of several arrays; groups of columns of one file are decoded together."""
-        results: list[Any] = [None] * len(requests)
+        results: dict[int, Tensor] = {}
         together: dict[Any, list[int]] = {}
         for number, (source, index) in enumerate(requests):
             key = (source.name, source.files, tuple(_list_rows(index).tolist()))
             together.setdefault(key, []).append(number)
         for numbers in together.values():
-            for number, leaf in zip(numbers, _read_rows([requests[i] for i in numbers]), strict=True):
-                results[number] = leaf
-        return results
+            results.update(zip(numbers, _read_rows([requests[i] for i in numbers]), strict=True))
+        return [results[number] for number in range(len(requests))]
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Raise LockedError."""
@@ -163,38 +161,22 @@ def _list_rows(index: SourceIndex) -> Tensor:
 
 def _read_rows(requests: Sequence[tuple[GroupSource, SourceIndex]]) -> list[Tensor]:
     """Return the same rows of columns of the same files."""
-    first, index = requests[0]
-    rows = _list_rows(index)
+    sources = [source for source, _ in requests]
+    first, rows = sources[0], _list_rows(requests[0][1])
     edges = torch.tensor([0, *first.chunks[0]]).cumsum(0)
     owners = torch.searchsorted(edges, rows, right=True) - 1
+    groups = [(file, number) for file in first.files for number in range(len(file.groups))]
     results = [
-        torch.empty(len(rows), *source.shape[1:], dtype=source.dtype, device="cpu") for source, _ in requests
+        torch.empty(len(rows), *source.shape[1:], dtype=source.dtype, device="cpu") for source in sources
     ]
-    limit = max(source.cache_bytes for source, _ in requests)
-    paths, fields = [source.column for source, _ in requests], [source.field for source, _ in requests]
     for group in owners.unique().tolist():
         places = (owners == group).nonzero().flatten()
         part = rows[places] - edges[group]
-        file, number = _find_file(first.files, group)
-        opened = _get_opened(file.path, file.stamp, first.name)
-        for result, leaf in zip(results, opened.decode(paths, fields, number, limit), strict=True):
+        file, number = groups[group]
+        leaves = _get_opened(file.path, file.stamp, first.name).decode(sources, number)
+        for result, leaf in zip(results, leaves, strict=True):
             # torch has no index_put for unsigned integers.
             signed = _SIGNED.get(result.dtype, result.dtype)
             result.view(signed)[places] = leaf[part].view(signed)
-    return [
-        result[_skip_rows(index)].contiguous() for result, (_, index) in zip(results, requests, strict=True)
-    ]
-
-
-def _skip_rows(index: SourceIndex) -> Any:
-    """Return an index for the other dims of rows that were read."""
-    return (slice(None), *index[1:])
-
-
-def _find_file(files: tuple[GroupedFile, ...], group: int) -> tuple[GroupedFile, int]:
-    """Return the file of a group, and its number there."""
-    for file in files:
-        if group < len(file.groups):
-            return file, group
-        group -= len(file.groups)
-    raise IndexError(group)
+    cells = [(slice(None), *index[1:]) for _, index in requests]
+    return [result[index].contiguous() for result, index in zip(results, cells, strict=True)]

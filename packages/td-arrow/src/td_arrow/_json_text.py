@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import torch
 
 from td_core.errors import CodecError
-from td_core.spi import STORABLE
 
-from ._read_columns import is_list, split_lists
+from ._arrow_types import is_list
+from ._read_columns import as_mask, split_lists
 
 #: What NaN and infinity become: NaN is null, and infinity an error; JSON of Python; or null.
 NONFINITE = ("raise", "literal", "null")
@@ -29,7 +29,7 @@ class InfiniteError(ValueError):
         self.position = position
 
 
-def write_cells(array: Any, dtype: str | None = None, nonfinite: str = "raise") -> Any:
+def write_cells(array: pa.Array, dtype: torch.dtype | None = None, nonfinite: str = "raise") -> pa.Array:
     """Return an array with the JSON text of each cell, ``null`` for nulls.
 
     Args:
@@ -41,47 +41,49 @@ def write_cells(array: Any, dtype: str | None = None, nonfinite: str = "raise") 
         CodecError: JSON cannot hold the type.
         InfiniteError: a number is infinite, and ``nonfinite`` refuses that.
     """
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array, kind = array.dictionary_decode(), kind.value_type
+    types = pa.types
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     if isinstance(array, pa.ExtensionArray):
-        return write_cells(array.storage, dtype, nonfinite)
-    if is_list(kind):
-        return _fill(_write_lists(array, dtype, nonfinite), array)
-    if pa.types.is_struct(kind):
-        return _fill(_write_levels(array, nonfinite), array)
-    if pa.types.is_integer(kind) and dtype is not None:
+        array = array.storage
+    if dtype is not None and types.is_integer(array.type):
         array = view_floats(array, dtype)
-        kind = array.type
-    if pa.types.is_floating(kind):
+    if types.is_floating(array.type):
         return _write_floats(array, nonfinite)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        raise CodecError("bytes are not text: encode them first")
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _fill(_quote(array.cast(_TEXT)), array)
-    if pa.types.is_null(kind):
+    if types.is_null(array.type):
         return pa.repeat(pa.scalar("null", _TEXT), len(array))
-    if pa.types.is_duration(kind):
-        array = array.cast(pa.int64())
-    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        return _fill(_quote(array.cast(pa.string()).cast(_TEXT)), array)
-    return _fill(array.cast(pa.string()).cast(_TEXT), array)
-
-
-def view_floats(array: Any, dtype: str) -> Any:
-    """Return the numbers that integers of their width stand for, as float32."""
-    kind = STORABLE[f"torch.{dtype}"]
-    numbers = torch.from_numpy(np.array(array.fill_null(0).to_numpy(zero_copy_only=False)))
-    floats = numbers.view(kind).to(torch.float32).numpy()
-    return pa.array(floats, mask=array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None)
-
-
-def _fill(text: Any, array: Any) -> Any:
-    """Return the text of an array with ``null`` for its nulls."""
+    if is_list(array.type):
+        text = _write_lists(array, dtype, nonfinite)
+    elif types.is_struct(array.type):
+        cells = [write_cells(part, None, nonfinite) for part in array.flatten()]
+        text = join_fields([item.name for item in array.type], cells, len(array))
+    else:
+        text = _write_scalars(array)
     return pc.if_else(array.is_valid(), text, pa.scalar("null", _TEXT)) if array.null_count else text
 
 
-def write_numbers(array: Any) -> Any:
+def _write_scalars(array: pa.Array) -> pa.Array:
+    types, kind = pa.types, array.type
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        raise CodecError("bytes are not text: encode them first")
+    if types.is_duration(kind):
+        array = array.cast(pa.int64())
+    text = array.cast(_TEXT) if types.is_large_string(kind) else array.cast(pa.string()).cast(_TEXT)
+    is_plain = types.is_integer(array.type) or types.is_boolean(kind)
+    return text if is_plain else _quote(text)
+
+
+def view_floats(array: pa.Array, dtype: torch.dtype) -> pa.Array:
+    """Return the numbers that integers of their width stand for, as float32."""
+    numbers = torch.from_numpy(np.array(array.fill_null(0).to_numpy(zero_copy_only=False)))
+    return pa.array(numbers.view(dtype).to(torch.float32).numpy(), mask=_mask_nulls(array))
+
+
+def _mask_nulls(array: pa.Array) -> Any:
+    return as_mask(array.is_null()) if array.null_count else None
+
+
+def write_numbers(array: pa.Array) -> pa.Array:
     """Return the shortest text of floats that is read as the same number, and as a float: ``1.0``, not ``1``."""
     if pa.types.is_float16(array.type):
         array = pa.array(array.to_numpy(zero_copy_only=False).astype("f4"), mask=_mask_nulls(array))
@@ -91,62 +93,48 @@ def write_numbers(array: Any) -> Any:
     return pc.replace_substring_regex(text, r"^(-?\d+)$", r"\1.0")
 
 
-def _mask_nulls(array: Any) -> Any:
-    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-
-
-def _write_floats(array: Any, nonfinite: str) -> Any:
+def _write_floats(array: pa.Array, nonfinite: str) -> pa.Array:
     text = write_numbers(array)
     if array.null_count < len(array) and not pc.all(pc.is_finite(array.cast(pa.float64()))).as_py():
-        if nonfinite == "raise":
-            infinite = pc.is_in(text, pa.array(["inf", "-inf"], _TEXT))
-            if pc.any(infinite).as_py():
-                raise InfiniteError(pc.index(infinite, True).as_py())
+        infinite = pc.is_in(text, pa.array(["inf", "-inf"], _TEXT))
+        if nonfinite == "raise" and pc.any(infinite).as_py():
+            raise InfiniteError(pc.index(infinite, True).as_py())
         for number, literal in _LITERALS.items():
             found = literal if nonfinite == "literal" else "null"
             text = pc.if_else(pc.equal(text, number), pa.scalar(found, _TEXT), text)
     return text.fill_null("null")
 
 
-def _quote(text: Any) -> Any:
+def _quote(text: pa.Array) -> pa.Array:
     """Return text in quotes, with what JSON escapes."""
     for character in ("\\", '"'):
         text = pc.replace_substring(text, character, "\\" + character)
     if pc.any(pc.match_substring_regex(text, "[\x00-\x1f]")).as_py():
         for code in range(32):
             text = pc.replace_substring(text, chr(code), json.dumps(chr(code))[1:-1])
-    quote = pa.scalar('"', _TEXT)
-    return pc.binary_join_element_wise(quote, text, quote, pa.scalar("", _TEXT))
+    return _concatenate('"', text, '"')
 
 
-def _write_lists(array: Any, dtype: str | None, nonfinite: str) -> Any:
+def _concatenate(*parts: str | pa.Array) -> pa.Array:
+    """Return the text of each row, of arrays and of what all rows have."""
+    pieces = [pa.scalar(part, _TEXT) if isinstance(part, str) else part for part in parts]
+    return pc.binary_join_element_wise(*pieces, pa.scalar("", _TEXT))
+
+
+def _write_lists(array: pa.Array, dtype: torch.dtype | None, nonfinite: str) -> pa.Array:
     lengths, items, _ = split_lists(array)
-    offsets = np.concatenate([[0], np.asarray(lengths).cumsum()]).astype(np.int64)
+    offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int64)
     try:
         text = write_cells(items, dtype, nonfinite)
     except InfiniteError as error:
         raise InfiniteError(int(np.searchsorted(offsets, error.position, "right")) - 1) from None
     lists = pa.LargeListArray.from_arrays(pa.array(offsets), text)
-    joined = pc.binary_join(lists, pa.scalar(", ", _TEXT))
-    return pc.binary_join_element_wise(
-        pa.scalar("[", _TEXT), joined, pa.scalar("]", _TEXT), pa.scalar("", _TEXT)
-    )
+    return _concatenate("[", pc.binary_join(lists, pa.scalar(", ", _TEXT)), "]")
 
 
-def _write_levels(array: Any, nonfinite: str) -> Any:
-    names = [array.type.field(i).name for i in range(array.type.num_fields)]
-    cells = [write_cells(part, None, nonfinite) for part in array.flatten()]
-    return join_fields(names, cells, len(array))
-
-
-def join_fields(names: list[str], cells: list[Any], rows: int) -> Any:
+def join_fields(names: list[str], cells: list[pa.Array], rows: int) -> pa.Array:
     """Return the text of an object for each row, of the names and the text of its fields."""
-    pieces: list[Any] = []
+    pieces: list[str | pa.Array] = []
     for name, text in zip(names, cells, strict=True):
-        pieces += [
-            pa.scalar(f"{', ' if pieces else '{'}{json.dumps(name, ensure_ascii=False)}: ", _TEXT),
-            text,
-        ]
-    if not pieces:
-        return pa.repeat(pa.scalar("{}", _TEXT), rows)
-    return pc.binary_join_element_wise(*pieces, pa.scalar("}", _TEXT), pa.scalar("", _TEXT))
+        pieces += [f"{', ' if pieces else '{'}{json.dumps(name, ensure_ascii=False)}: ", text]
+    return _concatenate(*pieces, "}") if pieces else pa.repeat(pa.scalar("{}", _TEXT), rows)

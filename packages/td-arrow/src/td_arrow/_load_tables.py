@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,130 +13,55 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from td_core import NestedKey
 from td_core.spi import make_reporter
-from td_core.typing import DeviceType, Progress
+from td_core.typing import Progress
 
-from ._from_arrow import make_reader, read_collection
+from ._from_arrow import Columns, read_collection
 from ._nulls import Path
-from ._parquet_options import READER, check_options, declare_options
-from ._table_files import open_tables
+from ._table_files import Table, open_tables
+from ._table_options import READER, bind, check_options, option
+
+#: The options of a read that are those of :func:`read_collection`.
+_READING = [
+    each
+    for each in inspect.signature(read_collection).parameters.values()
+    if each.kind is each.KEYWORD_ONLY and each.name not in ("copy", "default", "mapped")
+]
 
 
-@declare_options(READER)
-def load_parquet(
+def _load(
+    name: str,
     location: Any,
     *,
-    keys: Iterable[NestedKey] | NestedKey | None = None,
     rows: Any = None,
     filter: Any = None,
-    device: DeviceType | None = None,
-    nulls: Any = "auto",
-    mask_key: NestedKey | None = None,
-    lists: str = "jagged",
-    times: str = "values",
-    categories: str = "values",
-    separator: str | None = None,
-    strict: bool | None = None,
-    num_threads: int = 0,
     progress: Progress = False,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Load a Parquet file, or a directory of them.
+    """Load a file or a directory of one of the formats; see :func:`td_arrow.load`."""
+    reading = {each.name: options.pop(each.name) for each in _READING if each.name in options}
+    threads = options.pop("num_threads", 0)
+    check_options(options, READER, f"the format {name!r}")
+    strict = reading.get("strict")
+    with open_tables(location, name, storage_options, threads, strict, **options) as table:
+        chosen = Chosen(table, rows, make_condition(filter))
 
-    Args:
-        location: a path, a URL, or a binary file object.
-        keys: keys or key paths to read.
-        rows: an index of the first batch dim: an int, a slice or positions, of the rows that ``filter`` keeps.
-        filter: a ``pyarrow.compute.Expression``, or tuples of pyarrow such as ``[("step", "<", 10)]``, which rows meet. A
-            nested column is a tuple of names.
-        device: where the leaves go.
-        nulls: as for :func:`td_arrow.from_arrow`; by default a null of a float column is NaN, and others are an error.
-        mask_key: key of the level with masks.
-        lists: what lists of numbers become.
-        times: what times become.
-        categories: what dictionary columns become.
-        separator: splits the names of columns into key paths.
-        strict: None warns for columns of the header that are gone; True raises FormatError; False does neither, and fills
-            columns that a file of a directory lacks with nulls.
-        num_threads: 1 decodes in this thread; 0 lets pyarrow choose.
-        progress: show a progress bar, or call a function of (bytes done, total bytes).
-        storage_options: arguments of the file system of fsspec, for a URL.
-        **options: arguments of ``pyarrow.parquet.ParquetFile``.
+        def fetch(paths: Iterable[Path]) -> Columns:
+            names = list(paths)
+            report = make_reporter(progress, max(len(names), 1), "load", "columns")
+            for path, array in table.read(names, chosen.groups):
+                yield path, chosen.select(array)
+                report(1)
 
-    Raises:
-        FormatError: the file is damaged, or cannot be read.
-        ValueError: a column has nulls that ``nulls`` refuses.
-
-    >>> from td_arrow import save
-    >>> _ = save(TensorDict({"x": torch.arange(6)}, [6]), "data.parquet")
-    >>> load_parquet("data.parquet", filter=[("x", ">", 1)], rows=slice(2))["x"]
-    tensor([2, 3])
-    """
-    check_options(options, READER, "load")
-    with open_tables(
-        location,
-        "parquet",
-        storage_options=storage_options,
-        num_threads=num_threads,
-        strict=strict,
-        **options,
-    ) as table:
-        return load_table(
-            table,
-            rows=rows,
-            condition=make_condition(filter),
-            reader=make_reader(nulls, "auto", lists, times, categories, None, table.schema),
-            progress=progress,
-            keys=keys,
-            device=device,
-            mask_key=mask_key,
-            separator=separator,
-            strict=strict,
+        result = read_collection(
+            table.schema, chosen.count, fetch, table.where, mapped=table.mapped, **reading
         )
+        return result[0] if chosen.is_single else result
 
 
-def load_arrow(
-    location: Any,
-    *,
-    keys: Iterable[NestedKey] | NestedKey | None = None,
-    rows: Any = None,
-    filter: Any = None,
-    device: DeviceType | None = None,
-    nulls: Any = "auto",
-    mask_key: NestedKey | None = None,
-    lists: str = "jagged",
-    times: str = "values",
-    categories: str = "values",
-    separator: str | None = None,
-    strict: bool | None = None,
-    progress: Progress = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Any:
-    """Load a file or a stream of Arrow, or a directory of files; the options are those of :func:`load_parquet`.
-
-    A local file is mapped: numbers that are not compressed are read when they are used, and writes stay in memory.
-
-    >>> from td_arrow import save
-    >>> _ = save(TensorDict({"x": torch.arange(6)}, [6]), "data.arrow")
-    >>> load_arrow("data.arrow", rows=[4, 1])["x"]
-    tensor([4, 1])
-    """
-    with open_tables(location, "arrow", storage_options=storage_options, strict=strict) as table:
-        return load_table(
-            table,
-            rows=rows,
-            condition=make_condition(filter),
-            reader=make_reader(nulls, "auto", lists, times, categories, None, table.schema),
-            progress=progress,
-            keys=keys,
-            device=device,
-            mask_key=mask_key,
-            separator=separator,
-            strict=strict,
-        )
-
+load_parquet = bind(_load, "parquet", [*_READING, option("num_threads", 0), *READER])
+load_arrow = bind(_load, "arrow", _READING)
 
 #: The operators of tuples.
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -145,7 +71,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def make_condition(condition: Any) -> Any:
+def make_condition(condition: object) -> pc.Expression | None:
     """Return the expression of the option ``filter``: of tuples that all hold, or of lists of these of which one does.
 
     Raises:
@@ -173,26 +99,14 @@ def _is_comparison(item: object) -> bool:
     )
 
 
-def load_table(
-    table: Any, *, rows: Any, condition: Any, reader: Any, progress: Progress, **options: Any
-) -> Any:
-    """Return the collection of some rows of a table."""
-    chosen = Chosen(table, rows, condition)
-    reader.mapped = getattr(table, "mapped", None)
-
-    def fetch(paths: Iterable[Path]) -> Iterator[tuple[Path, Any]]:
-        names = list(paths)
-        report = make_reporter(progress, max(len(names), 1), "load", "columns")
-        for path, array in table.read(names, chosen.groups):
-            yield path, chosen.select(array)
-            report(1)
-
-    result = read_collection(table.schema, chosen.count, fetch, reader, table.where, **options)
-    return result[0] if chosen.is_single else result
-
-
-def _fit_error(table: Any, condition: Any, error: Exception) -> ValueError:
-    return ValueError(f"{table.where}: the filter {condition} does not fit the columns: {error}")
+def find_rows(table: Table, groups: list[int], condition: pc.Expression) -> Any:
+    """Return the positions in some groups of the rows that meet a condition."""
+    text = str(condition)
+    names = [name for name in table.schema.names if name in text]
+    columns = {path[0]: array for path, array in table.read([(name,) for name in names], groups)}
+    total = sum(table.groups[i] for i in groups)
+    content = pa.table({**columns, "td:position": pa.array(np.arange(total))})
+    return content.filter(condition)["td:position"].to_numpy()
 
 
 class Chosen:
@@ -204,42 +118,26 @@ class Chosen:
         is_single: True if the caller named one row.
     """
 
-    def __init__(self, table: Any, rows: Any, condition: Any) -> None:
+    def __init__(self, table: Table, rows: Any, condition: pc.Expression | None) -> None:
         self.groups: list[int] | None = None
         self._positions: Any = None
         self.count = sum(table.groups)
-        self.is_single = False
+        self.is_single = isinstance(rows, int) and not isinstance(rows, bool)
         if condition is not None:
-            self._filter(table, condition)
+            try:
+                self.groups = table.find_groups(condition)
+                self._positions = find_rows(table, self.groups, condition)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                text = f"{table.where}: the filter {condition} does not fit the columns: {error}"
+                raise ValueError(text) from error
+            self.count = len(self._positions)
         if rows is not None:
             self._select_rows(table, rows)
 
-    def _filter(self, table: Any, condition: Any) -> None:
-        try:
-            groups: list[int] = table.find_groups(condition)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise _fit_error(table, condition, error) from error
-        self.groups, self._positions = groups, self.find(table, groups, condition)
-        self.count = len(self._positions)
-
-    @staticmethod
-    def find(table: Any, groups: list[int], condition: Any) -> Any:
-        """Return the positions in some groups of the rows that meet a condition."""
-        text = str(condition)
-        names = [name for name in table.schema.names if name in text]
-        columns = {path[0]: array for path, array in table.read([(name,) for name in names], groups)}
-        total = sum(table.groups[i] for i in groups)
-        content = pa.table({**columns, "td:position": pa.array(np.arange(total))})
-        try:
-            return content.filter(condition)["td:position"].to_numpy()
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise _fit_error(table, condition, error) from error
-
-    def _select_rows(self, table: Any, rows: Any) -> None:
-        self.is_single = isinstance(rows, int) and not isinstance(rows, bool)
-        known = torch.arange(self.count)
+    def _select_rows(self, table: Table, rows: Any) -> None:
         index = [rows] if self.is_single else rows
         try:
+            known = torch.arange(self.count)
             chosen = known[index if isinstance(index, slice) else torch.as_tensor(index)].numpy()
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
             raise IndexError(
@@ -256,7 +154,7 @@ class Chosen:
         starts = np.cumsum([0, *(table.groups[i] for i in self.groups)])
         self._positions = chosen - edges[owners] + starts[np.searchsorted(groups, owners)]
 
-    def select(self, array: Any) -> Any:
+    def select(self, array: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return the chosen rows of the groups that were read."""
         positions = self._positions
         if positions is None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,40 +21,56 @@ _UNITS = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 _MOST_BYTES = (1 << 32) - 1
 
 
-def parse_size(size: Any) -> int | None:
+class Packing(NamedTuple):
+    """How shards are packed: the compression as the caller named it, its codec and level, hashes, and the most bytes."""
+
+    name: str | None
+    codec: str | None
+    level: int | None
+    hashes: list[str]
+    limit: int | None
+
+    @classmethod
+    def of(cls, compression: Any, hashes: Any, size_limit: Any) -> Packing:
+        """Return the packing of the options of ``to_mds``; raise ValueError for an invalid one."""
+        codec, level = _parse_compression(compression)
+        found = [] if hashes is None else list(hashes)
+        if found != sorted({*found}):  # as the library requires
+            raise ValueError(f"hashes are unique and sorted; got {found!r:.200}")
+        for name in found:
+            _make_hash(name, b"")
+        return cls(compression, codec, level, found, _parse_size(size_limit))
+
+    def compress(self, data: bytes) -> bytes:
+        """Return compressed data."""
+        if self.codec in ("gz", "bz2"):
+            pack = gzip.compress if self.codec == "gz" else bz2.compress
+            return pack(data, 9 if self.level is None else self.level)
+        name, usual = _CODECS[str(self.codec)]
+        codec = pa.Codec(name, compression_level=usual if self.level is None else self.level)
+        return bytes(codec.compress(data, asbytes=True))
+
+
+def _parse_size(size: Any) -> int | None:
     """Return the bytes of a size limit, which can be text such as ``"100kb"``; None for no limit."""
-    if size is None:
-        return None
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+    if size is None or (type(size) is int and size > 0):
         return size
-    match = (
-        re.fullmatch(r"(\d+(?:\.\d+)?)\s*(b|kb|mb|gb|tb)", size.lower()) if isinstance(size, str) else None
-    )
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(b|kb|mb|gb|tb)", size.lower() if isinstance(size, str) else "")
     if match is None:
         raise ValueError(f'size_limit is a number of bytes, text such as "100kb", or None; got {size!r:.100}')
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def parse_compression(compression: Any) -> tuple[str, int | None] | None:
-    """Return name and level of a compression; ValueError for an unknown one."""
+def _parse_compression(compression: Any) -> tuple[str | None, int | None]:
+    """Return codec and level of a compression."""
     if compression is None:
-        return None
+        return None, None
     name, _, level = compression.partition(":") if isinstance(compression, str) else ("", "", "")
     if name not in _LEVELS or (level and (not level.isdecimal() or int(level) not in _LEVELS[name])):
         raise ValueError(
             f"compression is one of {', '.join(map(repr, _LEVELS))}, or name:level; got {compression!r:.100}"
         )
     return name, int(level) if level else None
-
-
-def check_hashes(hashes: Any) -> list[str]:
-    """Return the names of hashes; ValueError for unknown ones, or if they are not sorted, as the library requires."""
-    found = [] if hashes is None else list(hashes)
-    if found != sorted({*found}):
-        raise ValueError(f"hashes are unique and sorted; got {found!r:.200}")
-    for name in found:
-        _make_hash(name, b"")
-    return found
 
 
 def _make_hash(name: Any, data: Any) -> str:
@@ -69,18 +84,6 @@ def _make_hash(name: Any, data: Any) -> str:
         digest: str = getattr(xxhash, f"{name}_hexdigest")(data)
         return digest
     raise ValueError(f"no hash is called {name!r:.100}")
-
-
-def compress(name: str, level: int | None, data: bytes) -> bytes:
-    """Return compressed data."""
-    if name == "gz":
-        return gzip.compress(data, 9 if level is None else level)
-    if name == "bz2":
-        return bz2.compress(data, 9 if level is None else level)
-    codec, usual = _CODECS[name]
-    chosen = usual if level is None else level
-    packed: bytes = pa.Codec(codec, compression_level=chosen).compress(data, asbytes=True)
-    return packed
 
 
 def _decompress(name: str, data: bytes, size: int) -> bytes:
@@ -116,11 +119,6 @@ def make_shard(config: bytes, samples: Any, sizes: Any) -> bytes:
     if offsets[-1] > _MOST_BYTES:
         raise ValueError("a shard has at most 4 GB: pass a smaller size_limit")
     return b"".join([np.array(len(sizes), "<u4").tobytes(), offsets.astype("<u4").tobytes(), config, samples])
-
-
-def dump_config(config: Mapping[str, Any]) -> bytes:
-    """Return the JSON of a shard that says what its columns are."""
-    return json.dumps(config, sort_keys=True).encode()
 
 
 def unpack_shard(info: Mapping[str, Any], data: bytes, is_packed: bool, where: str) -> bytes:

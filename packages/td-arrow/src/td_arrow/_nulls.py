@@ -40,6 +40,8 @@ class Nulls:
     @classmethod
     def of(cls, nulls: Any, default: str = "auto") -> Nulls:
         """Return the policy that an argument describes; raise ValueError or TypeError for an unknown one."""
+        if isinstance(nulls, Nulls):
+            return nulls
         found: dict[Path | None, Any] = {None: default}
         items: Mapping[NestedKey | None, Any] = nulls if isinstance(nulls, Mapping) else {None: nulls}
         for key, policy in items.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,87 +15,56 @@ from td_core.errors import FormatError, StructureError
 from td_core.spi import parse_json
 from td_core.typing import DeviceType
 
+from ._arrow_types import is_list
 from ._from_arrow import read_in_memory
 from ._mds_encodings import decode_cells, find_size, is_known
 from ._mds_shards import read_offsets, unpack_shard
-from ._read_columns import is_list
 from ._table_header import read_facts
 from ._table_locations import is_url, open_input
-from ._text_schemas import build_column, find_item
-
-#: The version of the header of the index.
-_VERSION = 1
+from ._text_schemas import build_column, find_item, parse_schema, report_misfit
 
 
-def from_mds(
+def read_mds(
     path: Any,
-    *,
-    split: str = "",
-    device: DeviceType | None = None,
-    keys: Iterable[NestedKey] | NestedKey | None = None,
-    rows: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
+    split: str,
+    device: DeviceType | None,
+    keys: Iterable[NestedKey] | NestedKey | None,
+    rows: Any,
+    storage_options: Mapping[str, Any] | None,
 ) -> Any:
-    """Load a data set of mosaicml-streaming.
-
-    Columns of arrays of one shape are dense leaves, others jagged ones, or a lazy stack if their numbers of dims differ. Images
-    are bytes.
-
-    Args:
-        path: a directory, or the URL of one.
-        split: a directory below it.
-        device: where the leaves go.
-        keys: keys or key paths to load.
-        rows: index of the samples: an int, a slice or positions. Only their shards are read.
-        storage_options: arguments of the file system of fsspec, for a URL.
-
-    Raises:
-        FileNotFoundError: there is no index.
-        FormatError: the data set is damaged, or a column is a pickle, which can run any code.
-
-    >>> TensorDict({"x": torch.arange(3), "name": ["a", "b", "c"]}, [3]).to_mds(out="samples")
-    >>> list(from_mds("samples", rows=slice(1, None))["name"])
-    ['b', 'c']
-    """
-    folder = (
-        f"{path}/{split}"
-        if is_url(path) and split
-        else os.path.join(os.fspath(path), split)
-        if split
-        else path
-    )
-    reader = _Folder(folder, storage_options)
-    index = reader.read_index()
-    shards = index["shards"]
-    total = sum(shard["samples"] for shard in shards)
-    positions = np.arange(total)
-    picked = positions if rows is None else positions[_as_index(rows)]
-    cells = reader.read_cells(shards, np.atleast_1d(picked))
-    schema = _read_schema(index, reader.where)
-    if schema is not None:
-        result = _build_from_header(cells, schema, len(np.atleast_1d(picked)), keys, reader.where)
+    """Load a data set; see :func:`td_arrow.from_mds`."""
+    folder = _Folder(os.fspath(path), storage_options)
+    if split:
+        folder = _Folder(folder.join(split), storage_options)
+    index = folder.read_index()
+    picked = np.arange(sum(shard["samples"] for shard in index["shards"]))
+    if rows is not None:
+        picked = picked[rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows]
+    cells = folder.read_cells(index["shards"], np.atleast_1d(picked))
+    count = np.size(picked)
+    if index.get("td") is None:
+        result = TensorDict({name: _make_entry(each, count) for name, each in cells.items()}, [count])
+        if keys is not None:
+            result = result.select(*([keys] if isinstance(keys, (str, tuple)) else keys))
     else:
-        result = _build(cells, len(np.atleast_1d(picked)))
-        result = (
-            result if keys is None else result.select(*([keys] if isinstance(keys, (str, tuple)) else keys))
-        )
+        schema = parse_schema(index["td"], f"{folder.where}: the td header of the index")
+        result = _build_from_header(cells, schema, count, keys, folder.where)
     result = result if np.ndim(picked) else result[0]
     return result if device is None else result.to(device)
-
-
-def _as_index(rows: Any) -> Any:
-    return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows
 
 
 class _Folder:
     """A directory of shards, local or at a URL."""
 
-    def __init__(self, folder: Any, options: Mapping[str, Any] | None) -> None:
-        self.where, self._options = os.fspath(folder), options
+    def __init__(self, where: str, options: Mapping[str, Any] | None) -> None:
+        self.where, self._options = where, options
+
+    def join(self, name: str) -> str:
+        """Return the location of a file."""
+        return f"{self.where}/{name}" if is_url(self.where) else os.path.join(self.where, name)
 
     def _read_file(self, name: str) -> bytes:
-        path = f"{self.where}/{name}" if is_url(self.where) else os.path.join(self.where, name)
-        with open_input(path, self._options) as file:
+        with open_input(self.join(name), self._options) as file:
             content: bytes = file.read()
         return content
 
@@ -104,45 +72,40 @@ class _Folder:
         """Return the index; raise FormatError if it is malformed."""
         where = f"{self.where}/index.json"
         try:
-            index = parse_json(self._read_file("index.json").decode())
+            index: dict[str, Any] = parse_json(self._read_file("index.json").decode())
             if index["version"] != 2:
                 raise FormatError(f"{where} has the version {index['version']!r:.100}; expected 2")
             for shard in index["shards"]:
-                _check_shard(shard, index["shards"][0], where)
+                _check_columns(shard, index["shards"][0], where)
+                _check_shard(shard, where)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             if isinstance(error, FormatError):
                 raise
             raise FormatError(f"{where} is damaged: {error!r:.200}") from error
-        found: dict[str, Any] = index
-        return found
+        return index
 
-    def read_cells(self, shards: Sequence[Mapping[str, Any]], picked: Any) -> dict[str, tuple[str, Any]]:
-        """Return encoding and cells of each column for some positions of samples."""
+    def read_cells(self, shards: Sequence[Mapping[str, Any]], picked: Any) -> dict[str, Any]:
+        """Return the cells of each column for some positions of samples."""
         if not shards:
             return {}
-        names, encodings = shards[0]["column_names"], shards[0]["column_encodings"]
+        encodings = shards[0]["column_encodings"]
         sizes = [find_size(encoding) for encoding in encodings]
         pieces: list[Any] = [
-            [None] * len(picked) if size is None else np.empty((len(picked), size), np.uint8)
+            np.empty(len(picked), object) if size is None else np.empty((len(picked), size), np.uint8)
             for size in sizes
         ]
         first = 0
         for shard in shards:
             places = np.flatnonzero((picked >= first) & (picked < first + shard["samples"]))
             if len(places):
-                for column, cells in zip(
-                    pieces, self._read_shard(shard, picked[places] - first, sizes), strict=True
-                ):
-                    if isinstance(column, np.ndarray):
-                        column[places] = cells
-                        continue
-                    for place, cell in zip(places.tolist(), cells, strict=True):
-                        column[place] = cell
+                found = self._read_shard(shard, picked[places] - first, sizes)
+                for column, cells in zip(pieces, found, strict=True):
+                    column[places] = cells
             first += shard["samples"]
         result = {}
-        for number, (name, encoding) in enumerate(zip(names, encodings, strict=True)):
+        for name, encoding, cells in zip(shards[0]["column_names"], encodings, pieces, strict=True):
             try:
-                result[name] = encoding, decode_cells(encoding, pieces[number])
+                result[name] = decode_cells(encoding, cells)
             except FormatError as error:
                 raise FormatError(f"{self.where}: column {name!r}: {error}") from error
         return result
@@ -162,15 +125,19 @@ class _Folder:
         where = f"{self.where}/{info['basename']}"
         content = unpack_shard(shard, data, is_packed, where)
         offsets = read_offsets(content, shard["samples"], where)
-        if None not in sizes:
-            return _split_fixed(content, offsets, wanted, [size or 0 for size in sizes], where)
+        fixed = [size for size in sizes if size is not None]
+        if len(fixed) == len(sizes):
+            return _split_fixed(content, offsets, wanted, fixed, where)
         view = memoryview(content)
         samples = [_split_sample(view[offsets[i] : offsets[i + 1]], sizes, where) for i in wanted.tolist()]
-        columns: list[Any] = [*map(list, zip(*samples, strict=True))]
-        return [
-            cells if size is None else np.frombuffer(b"".join(cells), np.uint8).reshape(len(cells), size)
-            for cells, size in zip(columns, sizes, strict=True)
-        ]
+        columns: list[Any] = []
+        for cells, size in zip(zip(*samples, strict=True), sizes, strict=True):
+            column: Any = np.empty(len(cells), object)
+            column[:] = [bytes(cell) for cell in cells]
+            if size is not None:
+                column = np.frombuffer(b"".join(cells), np.uint8).reshape(len(cells), size)
+            columns.append(column)
+        return columns
 
 
 def _split_fixed(content: bytes, offsets: Any, wanted: Any, sizes: Sequence[int], where: str) -> list[Any]:
@@ -182,7 +149,7 @@ def _split_fixed(content: bytes, offsets: Any, wanted: Any, sizes: Sequence[int]
     return [samples[wanted, end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _split_sample(sample: Any, sizes: Sequence[int | None], where: str) -> list[Any]:
+def _split_sample(sample: memoryview, sizes: Sequence[int | None], where: str) -> list[memoryview]:
     """Return the bytes of the cells of a sample."""
     count = sum(size is None for size in sizes)
     lengths = iter(np.frombuffer(sample[: 4 * count], "<u4").tolist() if len(sample) >= 4 * count else ())
@@ -196,12 +163,8 @@ def _split_sample(sample: Any, sizes: Sequence[int | None], where: str) -> list[
     return cells
 
 
-def _check_shard(shard: Mapping[str, Any], first: Mapping[str, Any], where: str) -> None:
-    """Raise an error if the index is malformed, or a column cannot be read."""
-    if shard["format"] != "mds" or shard["version"] != 2:
-        raise FormatError(
-            f"{where}: a shard has the format {shard['format']!r:.100}; expected 'mds' of version 2"
-        )
+def _check_columns(shard: Mapping[str, Any], first: Mapping[str, Any], where: str) -> None:
+    """Raise an error for columns that cannot be read, or are not those of the first shard."""
     names, encodings = shard["column_names"], shard["column_encodings"]
     if [names, encodings] != [first["column_names"], first["column_encodings"]]:
         raise FormatError(f"{where}: its shards have several sets of columns")
@@ -218,6 +181,14 @@ def _check_shard(shard: Mapping[str, Any], first: Mapping[str, Any], where: str)
             raise FormatError(
                 f"{where}: column {name!r} has the encoding {encoding!r:.100}, which is unknown"
             )
+
+
+def _check_shard(shard: Mapping[str, Any], where: str) -> None:
+    """Raise an error for a shard of another format, or with names of files that leave the directory."""
+    if shard["format"] != "mds" or shard["version"] != 2:
+        raise FormatError(
+            f"{where}: a shard has the format {shard['format']!r:.100}; expected 'mds' of version 2"
+        )
     if type(shard["samples"]) is not int or shard["samples"] < 0:
         raise ValueError(f"a shard has {shard['samples']!r:.100} samples")
     for file in filter(None, (shard["raw_data"], shard.get("zip_data"))):
@@ -228,27 +199,8 @@ def _check_shard(shard: Mapping[str, Any], first: Mapping[str, Any], where: str)
             raise ValueError(f"the file {name!r} has {file['bytes']!r:.100} bytes")
 
 
-def _read_schema(index: Mapping[str, Any], where: str) -> Any:
-    """Return the schema of the table that was written; None if another program wrote the data set."""
-    header = index.get("td")
-    if header is None:
-        return None
-    try:
-        if header["version"] != _VERSION:
-            raise FormatError(
-                f"{where}: the td header has the version {header['version']!r:.100}; upgrade td-arrow"
-            )
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(header["schema"])))
-    except (ValueError, LookupError, TypeError, OSError, pa.ArrowException) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(
-            f"{where}: the td header of the index is damaged: {type(error).__name__}"
-        ) from error
-
-
 def _build_from_header(
-    cells: Mapping[str, tuple[str, Any]], schema: Any, rows: int, keys: Any, where: str
+    cells: Mapping[str, Any], schema: Any, rows: int, keys: Iterable[NestedKey] | NestedKey | None, where: str
 ) -> Any:
     """Return the collection of columns that td has written."""
     if not cells and not rows:
@@ -256,19 +208,17 @@ def _build_from_header(
     items = [item for item in schema if item.name in cells]
     arrays = []
     for item in items:
-        try:
-            arrays.append(_build_array(cells[item.name][1], item))
-        except (pa.ArrowException, ValueError, TypeError) as error:
-            raise FormatError(f"{where}: column {item.name!r} is not what the td header says") from error
-    others = {name: cells[name][1] for name in cells if name not in schema.names}
+        with report_misfit(where, (item.name,), "the td header says"):
+            arrays.append(_build_array(cells[item.name], item, where))
     table = pa.Table.from_arrays(arrays, schema=pa.schema(items, schema.metadata))
     result = read_in_memory(table, where, keys=keys)
-    for name, each in others.items() if keys is None else ():
-        result.set(name, _make_entry(each, rows))
+    for name in cells if keys is None else ():
+        if name not in schema.names:
+            result.set(name, _make_entry(cells[name], rows))
     return result
 
 
-def _build_array(cells: Any, item: Any) -> Any:
+def _build_array(cells: Any, item: pa.Field, where: str) -> pa.Array:
     inner = find_item(item)
     if isinstance(cells, np.ndarray):
         flat = cells.reshape(-1)
@@ -281,20 +231,12 @@ def _build_array(cells: Any, item: Any) -> Any:
     if pa.types.is_null(item.type):
         return pa.nulls(len(cells))
     if read_facts(item).get("json") or not pa.types.is_floating(inner.type):
-        return build_column(list(cells), item)
+        return build_column(list(cells), item, where)
     return pa.array(cells, item.type)
 
 
-def _build(cells: Mapping[str, tuple[str, Any]], rows: int) -> Any:
-    """Return the collection of columns that another program has written."""
-    result = TensorDict({}, [rows])
-    for name, (_, each) in cells.items():
-        result.set(name, _make_entry(each, rows))
-    return result
-
-
 def _make_entry(cells: Any, rows: int) -> Any:
-    """Return the entry of the cells of a column."""
+    """Return the entry of the cells of a column of another program."""
     if isinstance(cells, np.ndarray):
         return torch.from_numpy(cells)
     if cells and all(isinstance(cell, np.ndarray) for cell in cells):
@@ -303,8 +245,8 @@ def _make_entry(cells: Any, rows: int) -> Any:
             return TensorDict({"data": leaves}, [rows])["data"]
         except StructureError:
             return lazy_stack([TensorDict({"data": leaf}) for leaf in leaves])
+    if cells and all(type(cell) is int for cell in cells):
+        return torch.tensor(cells, dtype=torch.int64)
     if cells and all(type(cell) in (int, float) for cell in cells):
-        return torch.tensor(
-            cells, dtype=torch.int64 if all(type(cell) is int for cell in cells) else torch.float64
-        )
+        return torch.tensor(cells, dtype=torch.float64)
     return TensorDict({"data": cells}, [rows]).get("data")

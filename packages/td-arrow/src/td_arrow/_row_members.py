@@ -35,7 +35,14 @@ class _Group(NamedTuple):
     new: int
     path: Path
     keys: Path
-    above: list[Any]
+    above: list[Row | None]
+
+
+class _Held(NamedTuple):
+    """What a node has: in which rows it is missing, and whether it is a leaf in a column."""
+
+    missing: list[bool]
+    is_column: bool
 
 
 def merge_members(plan: TablePlan, members: Sequence[int], new: int, path: Path, keys: Path) -> bool:
@@ -61,97 +68,85 @@ def merge_members(plan: TablePlan, members: Sequence[int], new: int, path: Path,
 
 
 def _merge(plan: TablePlan, group: _Group, todo: list[_Group]) -> None:
-    rows: list[Row | None] = [None if old is None else plan.encoded.nodes[old] for old in group.nodes]
-    present = [row for row in rows if row is not None]
-    first = present[0]
-    kind = {key: first.get(key) for key in ("kind", "class")}
-    facts = {key: item for key, item in first["meta"].items() if key != "batch_size"}
-    for row in present:
-        others = {key: item for key, item in row["meta"].items() if key != "batch_size"}
-        if {key: row.get(key) for key in kind} != kind or others != facts or "each" in facts:
-            raise UnevenError
+    rows = [None if old is None else plan.encoded.nodes[old] for old in group.nodes]
+    looks = [_describe(row) for row in rows if row is not None]
+    if any(look != looks[0] for look in looks) or "each" in looks[0][2]:
+        raise UnevenError
     leaves = _merge_entries(plan, group, rows, todo)
     held = [*leaves, *_merge_values(plan, group, rows)]
     missing = [row is None for row in rows]
-    # A node is present where one of its leaves or values is.
-    if any(missing) and not any(absent == missing for absent, _ in held):
-        raise UnevenError
     if any(missing):
+        # A node is present where one of its leaves or values is.
+        if all(each.missing != missing for each in held):
+            raise UnevenError
         plan.nodes[group.new]["optional"] = True
-    plan.nodes[group.new]["meta"] = {**first["meta"], **_merge_sizes(rows, group, leaves)}
+    has_sizes = any(each.missing == missing and each.is_column for each in leaves)
+    plan.nodes[group.new]["meta"] = {**looks[0][2], **_merge_sizes(rows, group.above, has_sizes)}
 
 
-def _merge_sizes(rows: list[Row | None], group: _Group, leaves: list[Any]) -> dict[str, Any]:
+def _describe(row: Row) -> tuple[Any, Any, dict[str, Any]]:
+    """Return what the nodes of all rows have in common: kind, class, and header without the batch size."""
+    facts = {key: item for key, item in row["meta"].items() if key != "batch_size"}
+    return row.get("kind"), row.get("class"), facts
+
+
+def _merge_sizes(rows: list[Row | None], above: list[Row | None], has_sizes: bool) -> dict[str, Any]:
     """Return the batch size of a template, with -1 for sizes that follow from a leaf or from the node above."""
     sizes = [row["meta"]["batch_size"] for row in rows if row is not None and "batch_size" in row["meta"]]
     if not sizes:
         return {}
-    if len({len(size) for size in sizes}) > 1:
+    if len({*map(len, sizes)}) > 1:
         raise UnevenError
-    merged = [size[0] if len({*size}) == 1 else -1 for size in zip(*sizes, strict=True)]
-    if -1 in merged:
-        missing = [row is None for row in rows]
-        above = [row["meta"].get("batch_size", [])[: len(merged)] for row in group.above or () if row]
-        if not any(absent == missing and not inline for absent, inline in leaves) and above != sizes:
+    merged = [each[0] if len({*each}) == 1 else -1 for each in zip(*sizes, strict=True)]
+    if -1 in merged and not has_sizes:
+        if sizes != [row["meta"].get("batch_size", [])[: len(merged)] for row in above if row]:
             raise UnevenError
     return {"batch_size": merged}
 
 
-def _merge_values(plan: TablePlan, group: _Group, rows: list[Row | None]) -> list[Any]:
-    names = [[name for name, _ in row["values"]] for row in rows if row is not None]
+def _mark(cells: Cells, absent: bool) -> Cells:
+    """Return cells that say whether their nulls are entries that rows lack."""
+    return Cells(cells.array, {**cells.facts, "absent": True}) if absent else cells
+
+
+def _merge_values(plan: TablePlan, group: _Group, rows: list[Row | None]) -> list[_Held]:
+    found = [None if row is None else dict(row["values"]) for row in rows]
+    names = [list(each) for each in found if each is not None]
     if any(each != names[0] for each in names):
         raise UnevenError
-    missing = [row is None for row in rows]
+    missing = [each is None for each in found]
     for name in names[0]:
-        values = [None if row is None else plan.encoded.values[dict(row["values"])[name]] for row in rows]
-        absent = any(missing)
-        if absent and any(value is None and not gone for value, gone in zip(values, missing, strict=True)):
+        values = [None if each is None else plan.encoded.values[each[name]] for each in found]
+        if any(missing) and sum(value is None for value in values) > sum(missing):
             raise UnevenError
         path = group.path if len(names[0]) == 1 else (*group.path, name)
-        cells = make_values(values, partial(plan.show, group.keys))
-        facts = {**cells.facts, **({"absent": True} if absent else {})}
-        plan.add_value(
-            group.new, name, {"column": plan.add_column(path, Cells(cells.array, facts), nullable=True)}
-        )
-    return [(missing, True) for _ in names[0]]
+        cells = _mark(make_values(values, partial(plan.show, group.keys)), any(missing))
+        plan.add_value(group.new, name, {"column": plan.add_column(path, cells, nullable=True)})
+    return [_Held(missing, False) for _ in names[0]]
 
 
-def _merge_entries(plan: TablePlan, group: _Group, rows: list[Row | None], todo: list[_Group]) -> list[Any]:
-    """Add the entries and members of a group; return for each leaf in which rows it is absent, and whether it has no column."""
-    held: list[Any] = []
-    kind = plan.encoded.nodes[next(old for old in group.nodes if old is not None)]["kind"]
+def _merge_entries(plan: TablePlan, group: _Group, rows: list[Row | None], todo: list[_Group]) -> list[_Held]:
+    """Add the entries and members of a group, and return what its leaves are."""
+    held: list[_Held] = []
+    unbatched = plan.nodes[group.new]["kind"] == "UnbatchedTensor"
     for place in ("entries", "members"):
         below = [None if row is None else dict(row[place]) for row in rows]
-        keys = _merge_keys([list(item) for item in below if item is not None])
-        if place == "members" and any(item is not None and list(item) != keys for item in below):
+        lists = [list(item) for item in below if item is not None]
+        keys = _merge_keys(lists)
+        if place == "members" and any(item != keys for item in lists):
             raise UnevenError
         for key in keys:
             refs = [None if item is None else item.get(key) for item in below]
-            hidden = kind == "UnbatchedTensor" or (place == "members" and len(keys) == 1)
+            hidden = unbatched or (place == "members" and len(keys) == 1)
             path = group.path if hidden else (*group.path, key)
-            named = place == "entries" and kind != "UnbatchedTensor"
-            deeper = (*group.keys, key) if named else group.keys
-            child = _add_child(plan, refs, path, deeper, rows, todo, held)
+            deeper = (*group.keys, key) if place == "entries" and not unbatched else group.keys
+            if any(isinstance(ref, list) for ref in refs):
+                child: Any = _add_leaf(plan, refs, path, deeper, held)
+            else:
+                child = plan.add_node(plan.encoded.nodes[next(ref for ref in refs if ref is not None)])
+                todo.append(_Group(refs, child, path, deeper, rows))
             plan.nodes[group.new][place].append([key, child])
     return held
-
-
-def _add_child(
-    plan: TablePlan,
-    refs: list[Any],
-    path: Path,
-    keys: Path,
-    above: list[Row | None],
-    todo: list[_Group],
-    held: list[Any],
-) -> Any:
-    """Add what has the same key in all rows: leaves as a column, or nodes as a template."""
-    if any(isinstance(ref, list) for ref in refs):
-        return _add_leaf(plan, refs, path, keys, held)
-    old = next(ref for ref in refs if ref is not None)
-    child = plan.add_node(plan.encoded.nodes[old])
-    todo.append(_Group(refs, child, path, keys, above))
-    return child
 
 
 def _merge_keys(lists: list[list[str]]) -> list[str]:
@@ -169,10 +164,31 @@ def _merge_keys(lists: list[list[str]]) -> list[str]:
         raise UnevenError from None
 
 
-def _add_leaf(plan: TablePlan, refs: list[Any], path: Path, keys: Path, held: list[Any]) -> list[int]:
+def _add_leaf(plan: TablePlan, refs: list[Any], path: Path, keys: Path, held: list[_Held]) -> list[int]:
+    """Add a leaf of each row as a column, or as a place of leaves without elements."""
     if any(isinstance(ref, int) for ref in refs):
         raise UnevenError
     parts: list[Tensor | None] = [None if ref is None else plan.encoded.leaves[ref[0]] for ref in refs]
+    missing = [part is None for part in parts]
+    like = _find_common(parts, keys)
+    if like is not None and 0 in like.shape:
+        if any(missing):
+            raise UnevenError
+        held.append(_Held(missing, False))
+        return plan.add_place({"empty": list(like.shape), "dtype": str(like.dtype)})
+    if like is not None:
+        cells: Cells | None = _join_parts(parts, like, plan.tensors.get(keys))
+    else:
+        cells = make_ragged([None if part is None else part.detach().cpu() for part in parts])
+    if cells is None:
+        raise UnevenError
+    held.append(_Held(missing, True))
+    column = plan.add_column(path, _mark(cells, any(missing)), nullable=any(missing))
+    return plan.add_place({"column": column})
+
+
+def _find_common(parts: list[Tensor | None], keys: Path) -> Tensor | None:
+    """Return one of the leaves if all have its shape, else None; raise UnevenError if lists cannot hold them."""
     present = [part for part in parts if part is not None]
     looks = {(part.dtype, part.layout, part.ndim, part.is_quantized, part.device.type) for part in present}
     if len(looks) > 1 or present[0].is_nested:
@@ -181,29 +197,12 @@ def _add_leaf(plan: TablePlan, refs: list[Any], path: Path, keys: Path, held: li
         check_storable(present[0])
     except CodecError as error:
         raise CodecError(f"cannot save {show_path(keys)}: {error}") from None
-    missing = [part is None for part in parts]
-    even = len({part.shape for part in present}) == 1
-    if even and 0 in present[0].shape:
-        if any(missing):
-            raise UnevenError
-        held.append((missing, True))
-        return plan.add_place({"empty": list(present[0].shape), "dtype": str(present[0].dtype)})
-    cells = _join_parts(plan, parts, present[0], keys) if even else make_ragged(_detach(parts))
-    if cells is None:
-        raise UnevenError
-    facts = {**cells.facts, **({"absent": True} if any(missing) else {})}
-    held.append((missing, False))
-    column = plan.add_column(path, Cells(cells.array, facts), nullable=any(missing))
-    return plan.add_place({"column": column})
+    return present[0] if len({part.shape for part in present}) == 1 else None
 
 
-def _detach(parts: list[Tensor | None]) -> list[Tensor | None]:
-    return [None if part is None else part.detach().cpu() for part in parts]
-
-
-def _join_parts(plan: TablePlan, parts: list[Tensor | None], like: Tensor, keys: Path) -> Cells:
+def _join_parts(parts: list[Tensor | None], like: Tensor, choice: str) -> Cells:
     """Return leaves of one shape as cells, with zeros where a row has none."""
     zeros = torch.zeros_like(like)
     stacked = torch.stack([zeros if part is None else part.detach() for part in parts])
     valid = np.array([part is not None for part in parts])
-    return make_cells(stacked, plan.tensors.get(keys), valid=None if valid.all() else valid)
+    return make_cells(stacked, choice, valid=None if valid.all() else valid)

@@ -62,7 +62,7 @@ def _make_json(values: Sequence[Any], where: Callable[[int], str]) -> Cells:
     return Cells(pa.array(texts, pa.string()), facts)
 
 
-def find_type(values: list[Any]) -> Any:
+def find_type(values: list[Any]) -> pa.DataType | None:
     """Return the Arrow type that holds all values exactly, or None."""
     types = {*map(type, values)}
     if len(types) != 1:
@@ -76,7 +76,7 @@ def find_type(values: list[Any]) -> Any:
     return _PLAIN.get(cls) if special is None else special(values)
 
 
-def _find_timestamp(values: list[datetime.datetime]) -> Any:
+def _find_timestamp(values: list[datetime.datetime]) -> pa.DataType | None:
     zones = {_name_zone(value.tzinfo) for value in values}
     if (
         len(zones) > 1
@@ -97,11 +97,11 @@ def _name_zone(zone: datetime.tzinfo | None) -> Any:
     return getattr(zone, "key", None) or False if type(zone) is zoneinfo.ZoneInfo else False
 
 
-def _find_time(values: list[datetime.time]) -> Any:
+def _find_time(values: list[datetime.time]) -> pa.DataType | None:
     return None if any(value.tzinfo is not None or value.fold for value in values) else pa.time64("us")
 
 
-def _find_decimal(values: list[decimal.Decimal]) -> Any:
+def _find_decimal(values: list[decimal.Decimal]) -> pa.DataType | None:
     parts = [value.as_tuple() for value in values]
     exponents = [part.exponent for part in parts if isinstance(part.exponent, int)]
     if len(exponents) < len(values) or any(not value and value.is_signed() for value in values):
@@ -118,7 +118,7 @@ _SPECIAL: dict[type, Callable[[list[Any]], Any]] = {
 }
 
 
-def read_values(array: Any, facts: dict[str, Any]) -> list[Any]:
+def read_values(array: pa.Array, facts: dict[str, Any]) -> list[Any]:
     """Return the values of rows, None for nulls.
 
     Raises:
@@ -143,7 +143,7 @@ def read_values(array: Any, facts: dict[str, Any]) -> list[Any]:
     return values
 
 
-def _without_nanoseconds(array: Any) -> Any:
+def _without_nanoseconds(array: pa.Array) -> pa.Array:
     """Return times in microseconds, which Python has; raise FormatError if digits would be lost."""
     kind, types = array.type, pa.types
     if not (types.is_timestamp(kind) or types.is_duration(kind) or types.is_time(kind)) or kind.unit != "ns":
@@ -156,13 +156,13 @@ def _without_nanoseconds(array: Any) -> Any:
         ) from error
 
 
-def _in_microseconds(kind: Any) -> Any:
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
 
 
-def _read_zoned(array: Any, name: str, utc: bool) -> list[Any]:
+def _read_zoned(array: pa.Array, name: str, utc: bool) -> list[Any]:
     """Return datetimes with a zone of the standard library; pyarrow would use that of pytz, if it is installed."""
     try:
         zone = _UTC if utc and name == "UTC" else _parse_zone(name)

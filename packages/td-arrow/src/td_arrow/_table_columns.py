@@ -36,20 +36,20 @@ class TableColumns:
     """
 
     table: Encoded
-    fields: dict[Path, Any] = field(default_factory=dict)
+    fields: dict[Path, pa.Field] = field(default_factory=dict)
     keys: dict[Path, Path] = field(default_factory=dict)
     lead: list[int] = field(default_factory=list)
     header: Mapping[str, Any] = field(default_factory=dict)
 
 
-def list_fields(schema: Any, where: str) -> dict[Path, Any]:
+def list_fields(schema: Iterable[pa.Field], where: str) -> dict[Path, pa.Field]:
     """Return all fields of a schema by column path, those of structs before what is in them.
 
     Raises:
         FormatError: two columns have the same name.
     """
-    result: dict[Path, Any] = {}
-    todo: list[tuple[Path, Any]] = [((), item) for item in reversed(list(schema))]
+    result: dict[Path, pa.Field] = {}
+    todo: list[tuple[Path, pa.Field]] = [((), item) for item in reversed(list(schema))]
     while todo:
         path, item = todo.pop()
         below = (*path, item.name)
@@ -57,18 +57,17 @@ def list_fields(schema: Any, where: str) -> dict[Path, Any]:
             raise FormatError(f"{where}: two columns are called {show_column(below)}: rename one")
         result[below] = item
         if is_level(item):
-            parts = [item.type.field(i) for i in range(item.type.num_fields)]
-            todo += [(below, part) for part in reversed(parts)]
+            todo += [(below, part) for part in reversed(list(item.type))]
     return result
 
 
-def is_level(item: Any) -> bool:
+def is_level(item: pa.Field) -> bool:
     """Return True for a field of structs that is a level, not an extension type in structs."""
     return pa.types.is_struct(item.type) and b"ARROW:extension:name" not in (item.metadata or {})
 
 
 def plan_columns(
-    schema: Any,
+    schema: pa.Schema,
     rows: int,
     where: str,
     *,
@@ -140,7 +139,7 @@ def _list_places(table: Encoded) -> list[tuple[Path, Path]]:
     return result
 
 
-def _list_columns(fields: Mapping[Path, Any], known: set[Path]) -> list[Path]:
+def _list_columns(fields: Mapping[Path, pa.Field], known: set[Path]) -> list[Path]:
     """Return the columns that are no levels, in the order of the schema; a level that the header has as a column is one."""
     return [
         path
@@ -150,7 +149,7 @@ def _list_columns(fields: Mapping[Path, Any], known: set[Path]) -> list[Path]:
     ]
 
 
-def _list_index_columns(schema: Any) -> list[Path]:
+def _list_index_columns(schema: pa.Schema) -> list[Path]:
     """Return the columns of the default index of pandas."""
     try:
         content = parse_json((schema.metadata or {}).get(b"pandas", b"{}"))
@@ -160,7 +159,9 @@ def _list_index_columns(schema: Any) -> list[Path]:
         return []
 
 
-def _drop_missing(result: TableColumns, fields: Mapping[Path, Any], where: str, strict: bool | None) -> None:
+def _drop_missing(
+    result: TableColumns, fields: Mapping[Path, pa.Field], where: str, strict: bool | None
+) -> None:
     """Remove the entries of columns that the table has no longer."""
     table, gone = result.table, []
     for row in table.nodes:
@@ -187,7 +188,11 @@ def _drop_missing(result: TableColumns, fields: Mapping[Path, Any], where: str, 
 
 
 def _add_new(
-    result: TableColumns, columns: list[Path], fields: Mapping[Path, Any], separator: str | None, where: str
+    result: TableColumns,
+    columns: list[Path],
+    fields: Mapping[Path, pa.Field],
+    separator: str | None,
+    where: str,
 ) -> None:
     """Add entries for columns that the header does not have."""
     table = result.table

@@ -13,8 +13,8 @@ import torch
 from td_core import TensorDict
 from td_core.spi import as_tensor
 
-from ._data_frames import from_pandas, import_pandas
-from ._from_arrow import as_table, from_arrow
+from ._data_frames import import_pandas, read_frame
+from ._from_arrow import as_table, read_in_memory
 
 
 def read_column(column: Any, batch_size: torch.Size, device: object) -> Any:
@@ -48,7 +48,7 @@ def read_table(table: Any, batch_size: torch.Size, device: object) -> Any:
     return _read_table(table)
 
 
-def read_frame(frame: Any, batch_size: torch.Size, device: object) -> Any:
+def read_data_frame(frame: Any, batch_size: torch.Size, device: object) -> Any:
     """Return the collection of a data frame of pandas, without its index; columns of several levels become nested keys."""
     return _read_frame(frame)
 
@@ -56,7 +56,7 @@ def read_frame(frame: Any, batch_size: torch.Size, device: object) -> Any:
 def _read_frame(frame: Any) -> Any:
     with _rephrase_nulls():
         # A frame does not change when a leaf does.
-        return from_pandas(frame, times="values", categories="values", index=False).clone()
+        return read_frame(frame, False, times="values", categories="values").clone()
 
 
 @contextlib.contextmanager
@@ -75,9 +75,8 @@ def _rephrase_nulls() -> Iterator[None]:
 
 def _read_table(table: Any) -> Any:
     with _rephrase_nulls():
-        return from_arrow(
-            as_table(table), nulls="auto", copy=True
-        )  # a frame does not change when a leaf does
+        # A frame does not change when a leaf does.
+        return read_in_memory(as_table(table), "the table", copy=True)
 
 
 def read_tensor(tensor: Any, batch_size: torch.Size, device: object) -> Any:

@@ -1,4 +1,4 @@
-"""Files of tables as a sequence of groups of rows: Parquet files, files and streams of Arrow, and directories of them.
+"""Tables as a sequence of groups of rows: Parquet files, files and streams of Arrow, directories of them, and memory.
 
 A file is opened once, so that a save that replaces it meanwhile cannot mix its rows with those of another one.
 """
@@ -15,15 +15,16 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import torch
 
-from td_core.errors import FormatError, UnsupportedOperationError
+from td_core.errors import FormatError
 from td_core.spi import open_regular
 from td_store.arrays import map_file
 
-from ._from_arrow import get_columns
+from ._from_arrow import Columns, get_columns
 from ._nulls import Path, show_column
 from ._table_columns import list_fields
 from ._table_header import KEY
-from ._table_locations import is_directory, is_object, is_url, list_parts, open_input, show_place
+from ._table_locations import is_directory, is_local, is_url, list_parts, open_input, show_place
+from ._table_options import check_count
 
 #: Columns are decoded together up to this many bytes.
 _TOGETHER = 1 << 26
@@ -34,26 +35,44 @@ def report_errors(where: str) -> Iterator[None]:
     """Raise FormatError with the location for errors of pyarrow in a block."""
     try:
         yield
-    except (pa.ArrowException, EOFError) as error:
-        if isinstance(error, pa.ArrowMemoryError):
-            raise
-        raise FormatError(f"{where}: the file is damaged, or is no table: {error}") from error
-    except OSError as error:
-        if error.errno is not None:
+    except (pa.ArrowException, EOFError, OSError) as error:
+        if isinstance(error, pa.ArrowMemoryError) or getattr(error, "errno", None) is not None:
             raise
         raise FormatError(f"{where}: the file is damaged, or is no table: {error}") from error
 
 
-class ParquetTable:
-    """A Parquet file.
+class Table:
+    """A table whose rows are read in groups.
 
     Attributes:
         where: its location, for messages.
         schema: its schema in Arrow.
-        groups: the number of rows of each row group.
+        groups: the number of rows of each group.
+        mapped: the memory of a mapped file.
     """
 
-    def __init__(self, source: Any, where: str, threads: bool = True, **options: Any) -> None:
+    where: str
+    schema: pa.Schema
+    groups: list[int]
+    mapped: torch.UntypedStorage | None = None
+
+    def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Columns:
+        """Yield the array of each column path, of some groups or all."""
+        raise NotImplementedError
+
+    def find_groups(self, condition: Any) -> list[int]:
+        """Return the groups that can have rows that meet a condition."""
+        return list(range(len(self.groups)))
+
+    def list_tables(self) -> Sequence[Table]:
+        """Return the table of each file."""
+        return [self]
+
+
+class ParquetTable(Table):
+    """A Parquet file, whose groups are row groups."""
+
+    def __init__(self, source: pa.NativeFile, where: str, threads: bool = True, **options: Any) -> None:
         self.where, self._source, self._threads = where, source, threads
         with report_errors(where):
             self.file = pq.ParquetFile(source, **options)
@@ -62,10 +81,10 @@ class ParquetTable:
         self.groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._leaves = _number_leaves(self.schema)
 
-    def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Iterator[tuple[Path, Any]]:
-        """Yield the array of each column path, of some row groups or all, a few columns at a time."""
+    def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Columns:
+        """Yield the array of each column path, a few columns at a time."""
         groups = range(len(self.groups)) if groups is None else groups
-        for part in self._split(paths, groups):
+        for part in self._split(list(paths), groups):
             leaves = [leaf for path in part for leaf in self._leaves[path]]
             with report_errors(self.where):
                 # By number: a name with points is ambiguous.
@@ -74,53 +93,46 @@ class ParquetTable:
                 )
             yield from get_columns(table, part)
 
-    def _split(self, paths: Iterable[Path], groups: Sequence[int]) -> Iterator[list[Path]]:
+    def _split(self, paths: list[Path], groups: Sequence[int]) -> Iterator[list[Path]]:
         """Yield columns that are about ``_TOGETHER`` bytes, if all are of one size: pyarrow ends the process at damaged sizes."""
-        metadata, todo = self.file.metadata, list(paths)
+        metadata = self.file.metadata
         size = sum(max(metadata.row_group(group).total_byte_size, 0) for group in groups)
         step = max(1, metadata.num_columns * _TOGETHER // max(size, 1))
-        for start in range(0, len(todo), step):
-            yield todo[start : start + step]
+        for start in range(0, len(paths), step):
+            yield paths[start : start + step]
 
     def list_chunks(self, path: Path) -> list[Any]:
         """Return the metadata of the parts of a column."""
-        metadata = self.file.metadata
-        return [
-            metadata.row_group(i).column(leaf) for i in range(len(self.groups)) for leaf in self._leaves[path]
-        ]
+        groups = map(self.file.metadata.row_group, range(len(self.groups)))
+        return [group.column(leaf) for group in groups for leaf in self._leaves[path]]
 
     def find_groups(self, condition: Any) -> list[int]:
         """Return the row groups that can have rows that meet a condition, by their statistics."""
         fragment = ds.ParquetFileFormat().make_fragment(self._source)
         return [group.id for group in fragment.subset(condition, schema=self.schema).row_groups]
 
-    def close(self) -> None:
-        """Close the file, if this object opened it."""
-        self.file.close()
 
-
-def _number_leaves(schema: Any) -> dict[Path, list[int]]:
+def _number_leaves(schema: pa.Schema) -> dict[Path, list[int]]:
     """Return the numbers of the leaf columns of each column path."""
     result: dict[Path, list[int]] = {}
-    count = 0
 
-    def visit(path: Path, item: Any) -> None:
-        nonlocal count
-        first = count
+    def visit(path: Path, item: pa.Field, first: int) -> int:
+        end = first
         if pa.types.is_struct(item.type):
-            for i in range(item.type.num_fields):
-                part = item.type.field(i)
-                visit((*path, part.name), part)
+            for part in item.type:
+                end = visit((*path, part.name), part, end)
         else:
-            count += _count_leaves(item.type)
-        result[path] = list(range(first, count))
+            end += _count_leaves(item.type)
+        result[path] = list(range(first, end))
+        return end
 
+    count = 0
     for item in schema:
-        visit((item.name,), item)
+        count = visit((item.name,), item, count)
     return result
 
 
-def _count_leaves(kind: Any) -> int:
+def _count_leaves(kind: pa.DataType) -> int:
     """Return the number of Parquet columns of a type."""
     if isinstance(kind, pa.BaseExtensionType):
         return _count_leaves(kind.storage_type)
@@ -133,50 +145,49 @@ def _count_leaves(kind: Any) -> int:
     return 1
 
 
-class ArrowTable:
-    """A file or stream of Arrow: its record batches are the groups. Those of a mapped file are read when they are used."""
+class ArrowTable(Table):
+    """Record batches of Arrow, which are the groups, in memory or in a mapped file, whose pages are read when they are used."""
 
-    def __init__(self, source: Any, where: str, *, check: bool = True) -> None:
-        self.where = where
-        #: The memory of a mapped file.
-        self.mapped = source if isinstance(source, torch.UntypedStorage) else None
-        if self.mapped is not None:
-            source = pa.foreign_buffer(source.data_ptr(), source.nbytes(), source)
-        with report_errors(where):
-            try:
-                reader = pa.ipc.open_file(source)
-                self.batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-            except pa.ArrowInvalid:
-                reader = pa.ipc.open_stream(source)
-                self.batches = list(reader)
-            self.schema = reader.schema
-            for batch in self.batches if check else ():
-                _check_batch(batch)
-        self.groups = [batch.num_rows for batch in self.batches]
-        self.whole = pa.Table.from_batches(self.batches, self.schema)
+    def __init__(
+        self,
+        batches: list[pa.RecordBatch],
+        schema: pa.Schema,
+        where: str,
+        mapped: torch.UntypedStorage | None = None,
+    ) -> None:
+        self.where, self.schema, self.mapped, self._batches = where, schema, mapped, batches
+        self.groups = [batch.num_rows for batch in batches]
+        self._whole = pa.Table.from_batches(batches, schema)
 
-    def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Iterator[tuple[Path, Any]]:
+    def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Columns:
         """Yield the array of each column path, of some batches or all."""
-        table = self.whole
+        table = self._whole
         if groups is not None:
-            table = pa.Table.from_batches([self.batches[i] for i in groups], self.schema)
-        yield from get_columns(table, paths)
-
-    def find_groups(self, condition: Any) -> list[int]:
-        """Return all batches: files of Arrow have no statistics."""
-        return list(range(len(self.groups)))
-
-    def close(self) -> None:
-        """Do nothing: arrays keep the memory that they need."""
+            table = pa.Table.from_batches([self._batches[i] for i in groups], self.schema)
+        return get_columns(table, paths)
 
 
-def _check_batch(batch: Any) -> None:
-    """Raise an error of pyarrow for arrays whose buffers are too small, or whose offsets are outside of them."""
-    for column, item in zip(batch.columns, batch.schema, strict=True):
-        column.validate(full=not _has_fixed_width(item.type))
+def read_arrow(source: torch.UntypedStorage | pa.Buffer, where: str, *, check: bool = True) -> ArrowTable:
+    """Return the table of a file or stream of Arrow; with ``check``, offsets outside of their buffers are an error."""
+    mapped = source if isinstance(source, torch.UntypedStorage) else None
+    if mapped is not None:
+        source = pa.foreign_buffer(mapped.data_ptr(), mapped.nbytes(), mapped)
+    with report_errors(where):
+        try:
+            reader = pa.ipc.open_file(source)
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except pa.ArrowInvalid:
+            reader = pa.ipc.open_stream(source)
+            batches = list(reader)
+        if check:
+            full = [not _has_fixed_width(item.type) for item in reader.schema]
+            for batch in batches:
+                for column, is_full in zip(batch.columns, full, strict=True):
+                    column.validate(full=is_full)
+    return ArrowTable(batches, reader.schema, where, mapped)
 
 
-def _has_fixed_width(kind: Any) -> bool:
+def _has_fixed_width(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return _has_fixed_width(kind.storage_type)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_struct(kind):
@@ -184,13 +195,13 @@ def _has_fixed_width(kind: Any) -> bool:
     return bool(pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind))
 
 
-class Parts:
-    """Several tables with the same columns, as one."""
+class JoinedTable(Table):
+    """Several tables with the same columns, as one; ``keys`` are those that the folders of each name."""
 
     def __init__(
-        self, tables: Sequence[Any], keys: Sequence[Mapping[str, str]], where: str, strict: bool
+        self, tables: Sequence[Table], where: str, keys: Sequence[Mapping[str, str]] = (), strict: bool = True
     ) -> None:
-        self.tables, self.where = tables, where
+        self._tables, self.where = tables, where
         self.groups = [rows for table in tables for rows in table.groups]
         self._constants = _make_constants(keys)
         self._known = [{*list_fields(table.schema, table.where)} for table in tables]
@@ -200,53 +211,57 @@ class Parts:
                 self.schema = self.schema.append(pa.field(name, array.type))
         self._fields = list_fields(self.schema, where)
 
-    def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Iterator[tuple[Path, Any]]:
+    def list_tables(self) -> Sequence[Table]:
+        """Return the tables."""
+        return self._tables
+
+    def _number(self) -> Iterator[tuple[int, Table, int]]:
+        """Yield the number of each table, the table, and the number of its first group."""
+        first = 0
+        for number, table in enumerate(self._tables):
+            yield number, table, first
+            first += len(table.groups)
+
+    def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Columns:
         """Yield the array of each column path, of some groups or all."""
-        chosen = list(range(len(self.groups))) if groups is None else list(groups)
+        chosen = range(len(self.groups)) if groups is None else groups
         for path in paths:
-            first, chunks = 0, []
-            for number, table in enumerate(self.tables):
+            chunks: list[pa.Array] = []
+            for number, table, first in self._number():
                 own = [i - first for i in chosen if first <= i < first + len(table.groups)]
-                first += len(table.groups)
                 rows = sum(table.groups[i] for i in own)
-                if path[0] in self._constants and path not in self._known[number]:
+                if path in self._known[number]:
+                    chunks += next(iter(table.read([path], own)))[1].chunks if own else []
+                elif path[0] in self._constants:
                     chunks.append(pa.repeat(self._constants[path[0]][number], rows))
-                elif path not in self._known[number]:
+                else:
                     chunks.append(pa.nulls(rows, self._fields[path].type))
-                elif own:
-                    chunks += next(table.read([path], own))[1].chunks
             yield path, pa.chunked_array(chunks, self._fields[path].type)
 
     def find_groups(self, condition: Any) -> list[int]:
         """Return the groups that can have rows that meet a condition."""
-        result, first = [], 0
-        for table, known in zip(self.tables, self._known, strict=True):
+        result: list[int] = []
+        for number, table, first in self._number():
             # A file that lacks a column of the condition has nulls there.
-            whole = {(name,) for name in self.schema.names} <= known
+            whole = {(name,) for name in self.schema.names} <= self._known[number]
             own = table.find_groups(condition) if whole else range(len(table.groups))
-            result += [first + number for number in own]
-            first += len(table.groups)
+            result += [first + group for group in own]
         return result
 
-    def close(self) -> None:
-        """Close all files."""
-        for table in self.tables:
-            table.close()
 
-
-def _make_constants(keys: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+def _make_constants(keys: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
+    """Return the values of the columns that folders name, one for each table."""
     result = {}
     for name in dict.fromkeys(name for item in keys for name in item):
         texts = [item.get(name) for item in keys]
-        missing = "__HIVE_DEFAULT_PARTITION__"
-        values: list[Any] = [None if text in (None, missing) else text for text in texts]
+        values: list[Any] = [None if text == "__HIVE_DEFAULT_PARTITION__" else text for text in texts]
         if all(value is None or (value.isascii() and value.isdigit()) for value in values):
             values = [None if value is None else int(value) for value in values]
         result[name] = pa.array(values)
     return result
 
 
-def _join_schemas(tables: Sequence[Any], strict: bool) -> Any:
+def _join_schemas(tables: Sequence[Table], strict: bool) -> pa.Schema:
     """Return the schema of the first table, with columns that only others have if ``strict`` is False."""
     first = tables[0]
     schema = first.schema
@@ -254,25 +269,20 @@ def _join_schemas(tables: Sequence[Any], strict: bool) -> Any:
     for table in tables[1:]:
         for item in table.schema:
             known = own.get(item.name)
-            if known is None and not strict:
+            if known is None:
+                if strict:
+                    raise _differ(table, item.name, f"which {first.where} lacks")
                 own[item.name] = item.with_nullable(True)
                 schema = schema.append(own[item.name])
-            elif known is None:
-                raise _differ(table, item.name, f"which {first.where} lacks")
-            elif known.type != item.type or _without(known) != _without(item):
+            elif known.type != item.type or (known.metadata or {}).get(KEY) != (item.metadata or {}).get(KEY):
                 raise _differ(table, item.name, f"as {item.type}, and {first.where} has it as {known.type}")
         missing = [name for name in schema.names if name not in table.schema.names]
         if missing and strict:
-            raise _differ(table, missing[0], f"only in {first.where}", has=False)
+            raise _differ(table, missing[0], f"only in {first.where}", "lacks the column, which is")
     return schema
 
 
-def _without(item: Any) -> Any:
-    return (item.metadata or {}).get(KEY)
-
-
-def _differ(table: Any, name: str, how: str, has: bool = True) -> FormatError:
-    verb = "has the column" if has else "lacks the column, which is"
+def _differ(table: Table, name: str, how: str, verb: str = "has the column") -> FormatError:
     return FormatError(
         f"{table.where}: the file {verb} {show_column((name,))} {how}: the files of a directory have the same columns; "
         "strict=False fills what is missing with nulls"
@@ -294,12 +304,11 @@ def map_path(path: str, *, shared: bool = False) -> torch.UntypedStorage:
 def open_tables(
     location: Any,
     name: str,
-    *,
     storage_options: Mapping[str, Any] | None = None,
     num_threads: int = 0,
     strict: bool | None = None,
     **options: Any,
-) -> Iterator[Any]:
+) -> Iterator[Table]:
     """Open the table of a location in a format for the duration of a block.
 
     Raises:
@@ -308,19 +317,18 @@ def open_tables(
     """
     if storage_options is not None and not is_url(location):
         raise ValueError(f"storage_options are for URLs; {show_place(location)} is none")
-    if type(num_threads) is not int or num_threads < 0:
-        raise ValueError(f"num_threads is 0 or more; got {num_threads!r:.100}")
+    check_count("num_threads", num_threads, 0, "0 or more")
     if strict not in (None, True, False):
         raise TypeError(f"strict is None, True or False; got {strict!r:.100}")
     with contextlib.ExitStack() as stack:
 
-        def open_one(place: Any) -> Any:
+        def open_one(place: Any) -> Table:
             where = show_place(place)
-            if name == "arrow" and not is_object(place) and not is_url(place):
-                return ArrowTable(map_path(os.fspath(place)), where)
+            if name == "arrow" and is_local(place):
+                return read_arrow(map_path(os.fspath(place)), where)
             source = stack.enter_context(open_input(place, storage_options))
             if name == "arrow":
-                return ArrowTable(pa.py_buffer(source.read()), where)
+                return read_arrow(pa.py_buffer(source.read()), where)
             return ParquetTable(source, where, num_threads != 1, **options)
 
         if not is_directory(location):
@@ -328,12 +336,16 @@ def open_tables(
             return
         parts = list_parts(os.fspath(location))
         tables = [open_one(path) for path, _ in parts]
-        yield Parts(tables, [keys for _, keys in parts], show_place(location), strict is not False)
+        yield JoinedTable(tables, show_place(location), [keys for _, keys in parts], strict is not False)
 
 
-def refuse_url(location: Any, operation: str) -> str:
-    """Return a local path; raise UnsupportedOperationError for other locations."""
-    if is_object(location) or is_url(location):
-        raise UnsupportedOperationError(f"cannot {operation} {show_place(location)}: it is not a local path")
-    path: str = os.fspath(location)
-    return path
+def find_format(location: Any) -> str:
+    """Return the format of a file or directory of tables; raise FormatError for another one."""
+    first = list_parts(location)[0][0] if is_directory(location) else location
+    with open_input(first) as file:
+        head = bytes(file.read(6))
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if head == b"ARROW1":
+        return "arrow"
+    raise FormatError(f"{show_place(location)}: neither a Parquet file nor one of Arrow")

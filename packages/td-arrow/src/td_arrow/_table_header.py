@@ -26,7 +26,7 @@ KEY = b"td"
 _MOST_INLINE = 1 << 20
 
 
-def read_facts(field: Any) -> dict[str, Any]:
+def read_facts(field: pa.Field) -> dict[str, Any]:
     """Return what a field says in addition to its type; nothing if another program wrote it, or it is damaged."""
     text = (field.metadata or {}).get(KEY)
     if text is None:
@@ -38,7 +38,9 @@ def read_facts(field: Any) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def make_field(name: str, array: Any, facts: Mapping[str, Any], nullable: bool | None = None) -> Any:
+def make_field(
+    name: str, array: pa.Array, facts: Mapping[str, Any], nullable: bool | None = None
+) -> pa.Field:
     """Return the field of a column."""
     metadata = {KEY: json.dumps(facts).encode()} if facts else None
     return pa.field(name, array.type, array.null_count > 0 if nullable is None else nullable, metadata)
@@ -118,7 +120,7 @@ def read_inline(place: Any, header: Mapping[str, Any]) -> Tensor:
     return restore(place, read)
 
 
-def hash_column(array: Any, algorithm: str | None = None) -> str:
+def hash_column(array: pa.Array, algorithm: str | None = None) -> str:
     """Return the hash of the elements of a column, whatever the positions of its buffers are."""
     batch = pa.RecordBatch.from_arrays([array], ["a"])
     return Checksum(algorithm, [batch.serialize()]).hexdigest()

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from td_core.errors import FormatError
+from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import check_regular
 from td_store.files import NewFile, identify_file
 
@@ -22,7 +22,7 @@ _KEY_VALUE = re.compile(r"([^=/]+)=([^/]*)\Z")
 Stamp = tuple[int | None, ...]
 
 
-def choose_format(location: Any, name: str | None) -> str:
+def choose_format(location: object, name: str | None) -> str:
     """Return the format that is named, else that of the suffix; raise ValueError for another one."""
     if name is None:
         return "arrow" if str(location).lower().endswith((".arrow", ".feather", ".ipc")) else "parquet"
@@ -41,9 +41,26 @@ def is_url(location: object) -> bool:
     return isinstance(location, str) and "://" in location
 
 
+def is_local(location: object) -> bool:
+    """Return True for a local path."""
+    return not is_object(location) and not is_url(location)
+
+
+def is_directory(location: Any) -> bool:
+    """Return True for a local directory."""
+    return is_local(location) and os.path.isdir(location)
+
+
 def show_place(location: Any) -> str:
     """Return the name of a location for messages."""
     return f"a {type(location).__name__}" if is_object(location) else os.fspath(location)
+
+
+def refuse_url(location: Any, operation: str) -> str:
+    """Return a local path; raise UnsupportedOperationError for other locations."""
+    if not is_local(location):
+        raise UnsupportedOperationError(f"cannot {operation} {show_place(location)}: it is not a local path")
+    return str(os.fspath(location))
 
 
 def stamp_file(path: str) -> Stamp:
@@ -53,24 +70,15 @@ def stamp_file(path: str) -> Stamp:
 
 
 def check_stamp(path: str, stamp: Stamp, *, written: bool = False) -> None:
-    """Raise FormatError if a file is not the one that was opened; with ``written`` it may have been written in place.
-
-    >>> open("data", "wb").close()
-    >>> check_stamp("data", stamp_file("data"))
-    """
+    """Raise FormatError if a file is not the one that was opened; with ``written`` it may have been written in place."""
     found = stamp_file(path)
     if (found[:-1] if written else found) != (stamp[:-1] if written else stamp):
         raise FormatError(f"{path} changed since it was opened: open it again")
 
 
-def open_url(url: str, write: bool, options: Mapping[str, Any] | None) -> Any:
-    """Open the file of a URL, with the file system of pyarrow or of fsspec.
-
-    Raises:
-        ImportError: fsspec is not installed.
-    """
-    scheme = url.partition("://")[0]
-    if scheme in _OWN and not options:
+def _open_url(url: str, write: bool, options: Mapping[str, Any] | None) -> Any:
+    """Open the file of a URL, with the file system of pyarrow or of fsspec."""
+    if url.partition("://")[0] in _OWN and not options:
         from pyarrow.fs import FileSystem
 
         system, path = FileSystem.from_uri(url)
@@ -82,17 +90,21 @@ def open_url(url: str, write: bool, options: Mapping[str, Any] | None) -> Any:
     return fsspec.open(url, "wb" if write else "rb", **(options or {})).open()
 
 
+def _as_native(file: Any, mode: str) -> pa.NativeFile:
+    """Return a file object as a file of pyarrow."""
+    return file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, mode)
+
+
 @contextlib.contextmanager
-def open_input(location: Any, options: Mapping[str, Any] | None = None) -> Iterator[Any]:
+def open_input(location: Any, options: Mapping[str, Any] | None = None) -> Iterator[pa.NativeFile]:
     """Open one file for reading; a file object is read from its beginning, and stays open."""
     if is_object(location):
         with contextlib.suppress(AttributeError, OSError):
             location.seek(0)
-        yield location if isinstance(location, pa.NativeFile) else pa.PythonFile(location, "r")
+        yield _as_native(location, "r")
     elif is_url(location):
-        file = open_url(location, False, options)
-        with file:
-            yield file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, "r")
+        with _open_url(location, False, options) as file:
+            yield _as_native(file, "r")
     else:
         check_regular(location)
         with pa.OSFile(os.fspath(location), "rb") as file:
@@ -100,25 +112,22 @@ def open_input(location: Any, options: Mapping[str, Any] | None = None) -> Itera
 
 
 @contextlib.contextmanager
-def open_output(location: Any, durable: bool, options: Mapping[str, Any] | None = None) -> Iterator[Any]:
+def open_output(
+    location: Any, durable: bool, options: Mapping[str, Any] | None = None
+) -> Iterator[pa.NativeFile]:
     """Open one file for writing, which appears under its name at the end of the block, or not at all after an error."""
     if is_object(location):
-        yield location if isinstance(location, pa.NativeFile) else pa.PythonFile(location, "w")
+        yield _as_native(location, "w")
     elif is_url(location):
         sink = pa.BufferOutputStream()
         yield sink
-        with open_url(location, True, options) as file:
+        with _open_url(location, True, options) as file:
             file.write(sink.getvalue())
     else:
         with NewFile(location) as new:
             with pa.OSFile(new.temporary, "wb") as file:
                 yield file
             new.commit(durable=durable)
-
-
-def is_directory(location: Any) -> bool:
-    """Return True for a local directory."""
-    return not is_object(location) and not is_url(location) and os.path.isdir(location)
 
 
 def list_parts(folder: str) -> list[tuple[str, dict[str, str]]]:

@@ -46,11 +46,12 @@ class TablePlan:
     Attributes:
         lead: the batch dims that are rows.
         rows: the number of rows.
-        columns: the columns, by their names from the outermost struct on.
+        columns: the columns, by their names from the outermost struct on, and whether they can be null.
         nodes: the rows of the table of nodes.
         places: the place of each leaf in it.
         pairs: its values.
         masks: by key path, the masks that no column has used.
+        place: where in the tree the next column is, which decides the order of the columns.
     """
 
     def __init__(
@@ -65,21 +66,20 @@ class TablePlan:
         self.lead = tuple(encoded.objects[0].batch_size[:row_dims])
         self.rows = torch.Size(self.lead).numel()
         self.columns: dict[Path, tuple[Cells, bool]] = {}
-        self._levels: set[Path] = set()
         self.nodes: list[Row] = []
         self.places: list[Any] = []
         self.pairs: list[Any] = []
-        #: Where in the tree the next column is, which decides the order of the columns.
         self.place: tuple[int, ...] = ()
-        self._order: dict[Path, tuple[int, ...]] = {}
         self.inline = InlineLeaves()
+        self._levels: set[Path] = set()
+        self._order: dict[Path, tuple[int, ...]] = {}
 
     def add_node(self, row: Row) -> int:
         """Add the row of a node without entries, members and values, and return its position."""
         self.nodes.append({**row, "entries": [], "members": [], "values": []})
         return len(self.nodes) - 1
 
-    def add_place(self, place: Any) -> list[int]:
+    def add_place(self, place: Mapping[str, Any]) -> list[int]:
         """Add the place of a leaf, and return a reference to it."""
         self.places.append(place)
         return [len(self.places) - 1]
@@ -110,31 +110,27 @@ class TablePlan:
         return list(names)
 
     def show(self, keys: Path, row: int) -> str:
+        """Return the beginning of a message about a row of an entry."""
         return f"cannot save {show_path(keys)}, row {row}"
 
-    def make_header(self) -> dict[str, Any]:
-        """Return the header for the schema."""
-        header = make_table_header(Encoded(self.nodes, self.places, self.pairs))
-        return {**header, "lead": list(self.lead), "inline": self.inline.arrays}
-
-    def make_table(self) -> Any:
+    def make_table(self) -> pa.Table:
         """Return the table."""
         tree: dict[str, Any] = {}
         for names in sorted(self.columns, key=self._order.__getitem__):
-            column = self.columns[names]
             level = tree
             for name in names[:-1]:
                 level = level.setdefault(name, {})
-            level[names[-1]] = column
+            level[names[-1]] = self.columns[names]
         arrays, fields = _make_fields(tree)
-        if not fields:
-            # A table without columns has no number of rows.
+        if not fields:  # a table without columns has no number of rows
             nothing = pa.nulls(self.rows)
             arrays, fields = [nothing], [pa.field(EMPTY, nothing.type)]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields, dump_header(self.make_header())))
+        header = make_table_header(Encoded(self.nodes, self.places, self.pairs))
+        header = {**header, "lead": list(self.lead), "inline": self.inline.arrays}
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields, dump_header(header)))
 
 
-def _make_fields(tree: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+def _make_fields(tree: dict[str, Any]) -> tuple[list[pa.Array], list[pa.Field]]:
     arrays, fields = [], []
     for name, item in tree.items():
         if isinstance(item, dict):

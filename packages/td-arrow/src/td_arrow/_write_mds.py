@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,28 +11,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from td_core import TensorCollection
 from td_core.errors import CodecError
 from td_core.spi import parse_json, show_path
 from td_store.files import NewDirectory
 
+from ._arrow_types import is_list
 from ._json_text import write_cells
 from ._mds_encodings import BYTES, SCALARS, encode_cells, find_size, is_known
-from ._mds_shards import (
-    check_hashes,
-    compress,
-    describe_file,
-    dump_config,
-    make_shard,
-    parse_compression,
-    parse_size,
-    split_samples,
-)
-from ._read_columns import is_list, join_chunks, split_lists
+from ._mds_shards import Packing, describe_file, make_shard, split_samples
+from ._read_columns import join_chunks, split_lists
 from ._table_header import read_facts
-from ._write_columns import to_arrow
+from ._text_schemas import dump_schema
+from ._write_columns import make_table
 
 #: Settings of the library for uploads.
-_UPLOADS = frozenset({"progress_bar", "max_workers", "retry"})
+_UPLOADS = frozenset({"keep_local", "progress_bar", "max_workers", "retry"})
 
 
 class Column(NamedTuple):
@@ -44,99 +37,39 @@ class Column(NamedTuple):
     cells: Any
 
 
-def to_mds(
-    data: Any,
-    *,
-    columns: Mapping[str, str] | None = None,
-    out: Any = None,
-    keep_local: bool = False,
-    compression: str | None = None,
-    hashes: Sequence[str] | None = None,
-    size_limit: int | str | None = 1 << 26,
-    writer: Any = None,
-    finish_writer: bool | None = None,
-    **kwargs: Any,
+def write_mds(
+    data: TensorCollection,
+    encodings: Mapping[str, str] | None,
+    out: Any,
+    writer: Any,
+    finish_writer: bool | None,
+    packing: Mapping[str, Any],
+    uploads: Mapping[str, Any],
 ) -> None:
-    """Write a collection as a data set of mosaicml-streaming: a sample for each row.
-
-    Numbers have their dtypes, bools are uint8, and leaves with dims are arrays of a fixed shape. Text and bytes are that, other
-    values JSON. Keys of nested entries are joined by a dot. The index has a header that the library ignores, with which
-    :func:`from_mds` gives the same collection. The directory appears whole.
-
-    Args:
-        data: the collection.
-        columns: the encoding of each column, instead of those that are found. All must be there.
-        out: a directory that is new or empty; or a remote location, or a pair of both, to which the library writes.
-        keep_local: with a remote location, keep the local directory.
-        compression: ``"zstd"``, ``"gz"``, ``"bz2"``, ``"br"`` or ``"snappy"``, also with a level, as ``"zstd:7"``.
-        hashes: names of hashes of each shard, sorted; ``from_mds`` checks them.
-        size_limit: the most bytes of a shard, also as text, such as ``"100kb"``; None for one shard.
-        writer: an ``MDSWriter`` of the library to write to, instead of ``out``.
-        finish_writer: whether the writer is finished; by default if the collection has batch dims.
-        **kwargs: settings of the library for uploads: ``progress_bar``, ``max_workers``, ``retry``.
-
-    Raises:
-        FileExistsError: the directory has files.
-        CodecError: a value or leaf cannot be stored.
-        ValueError: an option is invalid, or ``columns`` lacks an entry.
-        ImportError: a remote location needs the library.
-
-    >>> to_mds(TensorDict({"x": torch.arange(6).view(3, 2), "name": ["a", "b", "c"]}, [3]), out="samples")
-    >>> from td_arrow import from_mds
-    >>> from_mds("samples", rows=[2, 0])["x"]
-    tensor([[4, 5],
-            [0, 1]])
-    """
-    if unknown := kwargs.keys() - _UPLOADS:
+    """Write a collection as a data set; see :func:`td_arrow.to_mds`."""
+    if unknown := uploads.keys() - _UPLOADS:
         raise TypeError(f"to_mds() has no option {', '.join(map(repr, sorted(unknown)))}")
-    if (out is None) == (writer is None):
-        raise TypeError("to_mds() takes out= or writer=")
-    packing, limit, algorithms = parse_compression(compression), parse_size(size_limit), check_hashes(hashes)
-    table = to_arrow(data, separator=".")
-    made = _choose_columns(table, columns)
-    if writer is not None:
-        _write_with(
-            writer, made, table.num_rows, bool(data.batch_size) if finish_writer is None else finish_writer
-        )
-        return
-    if _is_remote(out):
-        created = _make_writer(out, made, keep_local, compression, algorithms, size_limit, kwargs)
-        _write_with(created, made, table.num_rows, True)
-        return
-    _save(os.fspath(out), made, table, compression, packing, algorithms, limit)
-
-
-def _is_remote(out: Any) -> bool:
-    return isinstance(out, (tuple, list)) or (
+    packed = Packing.of(**packing)
+    table = make_table(data, ".")
+    columns = _choose_columns(table, encodings)
+    is_remote = isinstance(out, (tuple, list)) or (
         isinstance(out, str) and "://" in out and not out.startswith("file:")
     )
-
-
-def _make_writer(
-    out: Any,
-    columns: Sequence[Column],
-    keep_local: bool,
-    compression: str | None,
-    hashes: list[str],
-    size_limit: Any,
-    options: Mapping[str, Any],
-) -> Any:
-    try:
-        from streaming import MDSWriter
-    except ImportError as error:
-        raise ImportError(
-            "to_mds() to a remote location needs mosaicml-streaming: pip install mosaicml-streaming"
-        ) from error
-    encodings = {column.name: column.encoding for column in columns}
-    return MDSWriter(
-        columns=encodings,
-        out=out,
-        keep_local=keep_local,
-        compression=compression,
-        hashes=hashes,
-        size_limit=size_limit,
-        **options,
-    )
+    if writer is not None:
+        finish = bool(data.batch_size) if finish_writer is None else finish_writer
+        _write_with(writer, columns, table.num_rows, finish)
+    elif is_remote:
+        try:
+            from streaming import MDSWriter
+        except ImportError as error:
+            raise ImportError(
+                "to_mds() to a remote location needs mosaicml-streaming: pip install mosaicml-streaming"
+            ) from error
+        named = {column.name: column.encoding for column in columns}
+        created = MDSWriter(columns=named, out=out, **{**packing, "hashes": packed.hashes}, **uploads)
+        _write_with(created, columns, table.num_rows, True)
+    else:
+        _save(os.fspath(out), columns, table, packed)
 
 
 def _write_with(writer: Any, columns: Sequence[Column], rows: int, finish: bool) -> None:
@@ -152,33 +85,28 @@ def _write_with(writer: Any, columns: Sequence[Column], rows: int, finish: bool)
             writer.write({column.name: each[row] for column, each in zip(columns, cells, strict=True)})
 
 
-def _choose_columns(table: Any, encodings: Mapping[str, str] | None) -> list[Column]:
+def _choose_columns(table: pa.Table, encodings: Mapping[str, str] | None) -> list[Column]:
     """Return the columns of a table, with the encodings that the caller wants."""
+    found = encodings or {}
     if encodings is not None:
-        for names, problem in (
-            ([name for name in table.schema.names if name not in encodings], "columns lacks the entries"),
-            (
-                [name for name in encodings if name not in table.schema.names],
-                "the collection lacks the columns",
-            ),
-        ):
-            if names:
-                raise ValueError(
-                    f"{problem} {', '.join(map(repr, names))}: name all entries, or select() those to write"
-                )
-        for name, encoding in encodings.items():
-            if not is_known(encoding):
-                raise ValueError(
-                    f"columns: {name!r} has the encoding {encoding!r:.100}, which is "
-                    f"{'a pickle, which can run any code' if encoding == 'pkl' else 'unknown'}"
-                )
+        lacking = [name for name in table.schema.names if name not in encodings]
+        unknown = [name for name in encodings if name not in table.schema.names]
+        if lacking or unknown:
+            problem = "columns lacks the entries" if lacking else "the collection lacks the columns"
+            raise ValueError(
+                f"{problem} {', '.join(map(repr, lacking or unknown))}: name all entries, or select() those to write"
+            )
+    for name, encoding in found.items():
+        if not is_known(encoding):
+            reason = "a pickle, which can run any code" if encoding == "pkl" else "unknown"
+            raise ValueError(f"columns: {name!r} has the encoding {encoding!r:.100}, which is {reason}")
     return [
-        _make_column(item, join_chunks(table.column(item.name)), (encodings or {}).get(item.name))
-        for item in table.schema
+        _make_column(item, join_chunks(column), found.get(item.name))
+        for item, column in zip(table.schema, table.columns, strict=True)
     ]
 
 
-def _make_column(item: Any, array: Any, wanted: str | None) -> Column:
+def _make_column(item: pa.Field, array: pa.Array, wanted: str | None) -> Column:
     encoding, cells = _find_cells(item, array)
     if wanted is None:
         return Column(item.name, encoding, cells)
@@ -189,42 +117,41 @@ def _make_column(item: Any, array: Any, wanted: str | None) -> Column:
     return Column(item.name, wanted, cells)
 
 
-def _find_cells(item: Any, array: Any) -> tuple[str, Any]:
+def _find_cells(item: pa.Field, array: pa.Array) -> tuple[str, Any]:
     """Return the encoding of a column, and its cells."""
-    kind = array.type
-    if read_facts(item).get("json"):
+    kind, facts = array.type, read_facts(item)
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    if facts.get("json"):
         return "json", [None if text is None else parse_json(text) for text in array.to_pylist()]
-    if not array.null_count:
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return "str", array.to_pylist()
-        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            return "bytes", array.to_pylist()
-        is_value = read_facts(item).get("kind") == "values" and is_list(kind)
-        numbers = None if is_value else _find_numbers(array)
+    if array.null_count:
+        if is_bytes:
+            raise CodecError(f"cannot save {show_path((item.name,))}: MDS holds no bytes beside None")
+    elif is_bytes or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "bytes" if is_bytes else "str", array.to_pylist()
+    elif not (facts.get("kind") == "values" and is_list(kind)):
+        numbers = _find_numbers(array)
         if numbers is not None:
             return numbers
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        raise CodecError(f"cannot save {show_path((item.name,))}: MDS holds no bytes beside None")
     return "json", [parse_json(text) for text in write_cells(array, nonfinite="literal").to_pylist()]
 
 
-def _find_numbers(array: Any) -> tuple[str, Any] | None:
+def _find_numbers(array: pa.Array) -> tuple[str, Any] | None:
     """Return encoding and cells of a column of numbers, or of lists of these; None for another column."""
     sizes: list[int] = []
     lists: list[Any] = []
     inner = array
     while is_list(inner.type):
-        if not pa.types.is_fixed_size_list(inner.type):
-            if sizes:
-                return None
-            lengths, inner, _ = split_lists(inner)
-            lists.append(lengths)
-        else:
+        if pa.types.is_fixed_size_list(inner.type):
             sizes.append(inner.type.list_size)
             inner = inner.flatten()
-    if inner.null_count or not (
-        pa.types.is_integer(inner.type) or pa.types.is_floating(inner.type) or pa.types.is_boolean(inner.type)
-    ):
+        elif sizes:
+            return None
+        else:
+            lengths, inner, _ = split_lists(inner)
+            lists.append(lengths)
+    types = pa.types
+    numeric = any(check(inner.type) for check in (types.is_integer, types.is_floating, types.is_boolean))
+    if inner.null_count or not numeric:
         return None
     flat = inner.to_numpy(zero_copy_only=False)
     flat = flat.astype(np.uint8) if flat.dtype == bool else flat
@@ -234,11 +161,7 @@ def _find_numbers(array: Any) -> tuple[str, Any] | None:
         return (f"ndarray:{name}:{','.join(map(str, sizes))}" if sizes else name), cells
     if len(lists) > 1:
         return f"ndarray:{name}", [np.array(cell, flat.dtype) for cell in array.to_pylist()]
-    ends = np.cumsum(lists[0])
-    flat = flat.reshape(-1, *sizes)
-    return f"ndarray:{name}", [
-        flat[end - length : end] for end, length in zip(ends.tolist(), lists[0].tolist(), strict=True)
-    ]
+    return f"ndarray:{name}", np.split(flat.reshape(-1, *sizes), np.cumsum(lists[0])[:-1])
 
 
 def _encode(columns: Sequence[Column], rows: int) -> Iterator[Any]:
@@ -254,64 +177,47 @@ def _encode(columns: Sequence[Column], rows: int) -> Iterator[Any]:
             ) from error
 
 
-def _join_samples(columns: Sequence[Column], rows: int) -> tuple[Any, list[bytes] | None, Any]:
-    """Return the bytes of each sample, as a matrix if all have one size, else as a list, and the sizes."""
+def _join_samples(columns: Sequence[Column], rows: int) -> Any:
+    """Return the bytes of each sample: a matrix if all have one size, else a list."""
     cells = [*_encode(columns, rows)]
     fixed = [find_size(column.encoding) is not None for column in columns]
     if all(fixed):
-        matrix = np.concatenate(cells, axis=1) if cells else np.zeros((rows, 0), np.uint8)
-        return matrix, None, np.full(rows, matrix.shape[1])
+        return np.concatenate(cells, axis=1) if cells else np.zeros((rows, 0), np.uint8)
     variable = [each for each, is_fixed in zip(cells, fixed, strict=True) if not is_fixed]
     heads = np.array([[len(cell) for cell in each] for each in variable], "<u4").T
-    samples = [
-        b"".join(
-            [
-                heads[row].tobytes(),
-                *(each[row].tobytes() if isinstance(each, np.ndarray) else each[row] for each in cells),
-            ]
-        )
-        for row in range(rows)
-    ]
-    return None, samples, np.array([len(sample) for sample in samples])
+    return [b"".join([heads[row].tobytes(), *(bytes(each[row]) for each in cells)]) for row in range(rows)]
 
 
-def _save(
-    folder: str,
-    columns: Sequence[Column],
-    table: Any,
-    compression: str | None,
-    packing: tuple[str, int | None] | None,
-    hashes: list[str],
-    limit: int | None,
-) -> None:
+def _save(folder: str, columns: Sequence[Column], table: pa.Table, packing: Packing) -> None:
     if os.path.isdir(folder) and os.listdir(folder):
         raise FileExistsError(f"{folder} has files: choose a new directory, or remove it")
-    matrix, samples, sizes = _join_samples(columns, table.num_rows)
+    samples = _join_samples(columns, table.num_rows)
+    sizes = np.array([len(sample) for sample in samples], np.int64)
     config = {
         "version": 2,
         "format": "mds",
-        "compression": compression,
-        "hashes": hashes,
-        "size_limit": limit,
+        "compression": packing.name,
+        "hashes": packing.hashes,
+        "size_limit": packing.limit,
         "column_names": [column.name for column in columns],
         "column_encodings": [column.encoding for column in columns],
         "column_sizes": [find_size(column.encoding) for column in columns],
     }
-    text = dump_config(config)
+    text = json.dumps(config, sort_keys=True).encode()
     shards: list[dict[str, Any]] = []
     with NewDirectory(folder) as new:
-        for start, stop in split_samples(sizes, 8 + len(text), limit):
-            joined = matrix[start:stop].tobytes() if samples is None else b"".join(samples[start:stop])
+        for start, stop in split_samples(sizes, 8 + len(text), packing.limit):
+            part = samples[start:stop]
+            joined = part.tobytes() if isinstance(part, np.ndarray) else b"".join(part)
             content = make_shard(text, joined, sizes[start:stop])
             name = f"shard.{len(shards):05}.mds"
-            raw, packed = describe_file(name, content, hashes), None
-            if packing is not None:
-                content, name = compress(*packing, content), f"{name}.{packing[0]}"
-                packed = describe_file(name, content, hashes)
+            raw, packed = describe_file(name, content, packing.hashes), None
+            if packing.codec is not None:
+                content, name = packing.compress(content), f"{name}.{packing.codec}"
+                packed = describe_file(name, content, packing.hashes)
             with open(os.path.join(new.temporary, name), "wb") as file:
                 file.write(content)
             shards.append({"samples": stop - start, "raw_data": raw, "zip_data": packed, **config})
-        header = {"version": 1, "schema": base64.b64encode(table.schema.serialize()).decode()}
         with open(os.path.join(new.temporary, "index.json"), "w", encoding="ascii") as file:
-            json.dump({"version": 2, "shards": shards, "td": header}, file)
+            json.dump({"version": 2, "shards": shards, "td": dump_schema(table.schema)}, file)
         new.commit()

@@ -199,13 +199,35 @@ class _StrictStore(_CheckedStore):
         return found
 
 
-def list_chunks(info: ArrayInfo) -> list[str]:
-    """Return the keys of the chunks, or shards, of an array that td writes."""
+def list_chunks(info: ArrayInfo, index: Sequence[Any] | None = None) -> list[str]:
+    """Return the keys of the chunks, or shards, of an array that td writes: all, or those with elements at an index."""
     document = info.document
     sizes = document["chunk_grid"]["configuration"]["chunk_shape"]
     separator = document["chunk_key_encoding"].get("configuration", {}).get("separator", "/")
-    counts = [range(-(-size // chunk)) for size, chunk in zip(info.shape, sizes, strict=True)]
-    return [f"{info.name}/{separator.join(['c', *map(str, index)])}" for index in itertools.product(*counts)]
+    whole = [slice(0, size, 1) for size in info.shape]
+    counts = [
+        _list_positions(item, chunk)
+        for item, chunk in zip(whole if index is None else index, sizes, strict=True)
+    ]
+    return [f"{info.name}/{separator.join(['c', *map(str, place)])}" for place in itertools.product(*counts)]
+
+
+def _list_positions(item: Any, chunk: int) -> list[int]:
+    """Return the chunks along one dim that have elements at a slice, or at a vector of positions."""
+    if not isinstance(item, slice):
+        return sorted(set((item // chunk).tolist()))
+    if item.step <= chunk:
+        return list(range(item.start // chunk, -(-item.stop // chunk)))
+    return [position // chunk for position in range(item.start, item.stop, item.step)]
+
+
+def is_read_whole(info: ArrayInfo) -> bool:
+    """Return True if the objects of an array are its chunks in a regular grid; of a shard, parts are read."""
+    document = info.document
+    codecs = [codec.get("name") for codec in document.get("codecs", ()) if isinstance(codec, dict)]
+    grid, encoding = document.get("chunk_grid", {}), document.get("chunk_key_encoding", {})
+    is_regular = grid.get("name") == "regular" and encoding.get("name") == "default"
+    return document.get("zarr_format") == 3 and is_regular and "sharding_indexed" not in codecs
 
 
 def encode_zeros(info: ArrayInfo) -> bytes:

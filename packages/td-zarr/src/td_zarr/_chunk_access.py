@@ -17,7 +17,7 @@ from td_core.typing import SourceIndex
 from td_store.arrays import KeptSource, MappedSource, as_mapped, map_file, read_into, view_mapped
 
 from ._array_documents import ArrayInfo
-from ._array_engines import FastArray, SlowArray, open_array, wait_for_all
+from ._array_engines import FastArray, SlowArray, is_read_whole, list_chunks, open_array, wait_for_all
 from ._local_objects import LocalObjects
 from ._opened_arrays import OpenedArray
 from ._zarr_objects import Objects
@@ -36,10 +36,19 @@ def read_whole(
     result = {}
     for batch in _split_batches(arrays):
         opened = [open_array(objects, info, strict=strict) for info in batch]
-        for info, found in zip(batch, wait_for_all([array.read() for array in opened]), strict=True):
+        with objects.read_ahead(_list_wanted([(info, None) for info in batch], strict)):
+            contents = wait_for_all([array.read() for array in opened])
+        for info, found in zip(batch, contents, strict=True):
             result[info.name] = as_tensor(found)
             report(info.nbytes)
     return result
+
+
+def _list_wanted(parts: Iterable[tuple[ArrayInfo, SourceIndex | None]], strict: bool) -> Iterator[str]:
+    """Yield the keys of the chunks of parts of arrays, of which all must exist if reads are ``strict``."""
+    for info, index in parts:
+        if strict and info.nbytes and is_read_whole(info):
+            yield from list_chunks(info, index)
 
 
 def _split_batches(arrays: Iterable[ArrayInfo]) -> Iterator[list[ArrayInfo]]:
@@ -134,7 +143,15 @@ class ChunkSource:
                 source.read_many([(source, index)])[0] if source._kept is None else source._kept.read(index)
                 for source, index in requests
             ]
-        found = wait_for_all([source.array.read(_as_selection(index)) for source, index in requests])
+        objects = {id(source.objects): source.objects for source, _ in requests}
+        with contextlib.ExitStack() as stack:
+            arrays = [source.array for source, _ in requests]
+            for number, group in objects.items():
+                parts = [(s.info, index) for s, index in requests if id(s.objects) == number and s.strict]
+                stack.enter_context(group.read_ahead(_list_wanted(parts, True)))
+            found = wait_for_all(
+                [array.read(_as_selection(index)) for array, (_, index) in zip(arrays, requests, strict=True)]
+            )
         for source, _ in requests:
             source._current.find()  # raises if the array was replaced while it was read
         return [as_tensor(item) for item in found]

@@ -36,6 +36,7 @@ from ._dim_labels import name_dims
 from ._group_header import GroupContent, list_documents, read_group
 from ._local_objects import find_objects
 from ._read_collections import Opener, open_with_content
+from ._remote_objects import RemoteObjects
 from ._write_groups import PlannedGroup, consolidate, dump_json, plan_group, save, write_entries
 from ._zarr_objects import TEMPORARY, Objects
 
@@ -270,6 +271,21 @@ class ZarrTensorDict(LiveCollection):
     """
 
     _store: _LiveGroup
+    #: Why the group of a pickle could not be opened.
+    _error: OSError | None = None
+
+    def _children(self) -> dict[str, Any]:
+        if self._error is not None:
+            raise self._error
+        return super()._children()
+
+    def reopen_store(self, storage_options: Mapping[str, object]) -> None:
+        """Give the store of the group its options again, which its pickle does not contain; see ``td_core.reopen``."""
+        store = self._store
+        store.objects.reopen(storage_options)
+        if self._error is not None:
+            self.__dict__.update(_open_again(store.objects, self._path, store.options, store.mode).__dict__)
+            self._error = None
 
     def close(self) -> None:
         """Close the store, if td has opened it. It is opened again when elements are used."""
@@ -292,7 +308,21 @@ def open_live(objects: Objects, opened: Any, options: Mapping[str, Any], mode: s
 
 @set_module("td_zarr.zarr_pickles")
 def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any], mode: str = "r+") -> Any:
-    """Open the collection of a pickle; FormatError if another save has replaced the group."""
+    """Open the collection of a pickle; FormatError if another save has replaced the group.
+
+    If its store lacks options, a collection that raises the error of the store until it is reopened.
+    """
+    try:
+        return _open_again(objects, path, options, mode)
+    except OSError as error:
+        if not isinstance(objects, RemoteObjects):
+            raise
+        closed = ZarrTensorDict._of_node(_LiveGroup(objects, options, mode), path, TensorDict())
+        closed._error = error
+        return closed
+
+
+def _open_again(objects: Objects, path: KeyPath, options: Mapping[str, Any], mode: str) -> Any:
     objects.check()
     group = read_group(objects)
     opener = Opener(group, group.table, mode, follows=True)

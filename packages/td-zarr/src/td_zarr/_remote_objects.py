@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zarr.abc.store
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 
-from td_core.spi import set_module
+from td_core.spi import run_parallel, set_module
 from td_core.typing import ObjectLocation, ObjectStore, Range
 
 from ._group_locks import GroupLock, lock_store
@@ -22,13 +23,21 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
 
+#: How many objects are written at the same time, and how many are read one by one, at the same time.
+_TOGETHER, _FEW = 16, 4
+
+
 @set_module("td_zarr.zarr_pickles")
 class RemoteObjects(StoreObjects):
     """The objects of a group in an object store; ``name`` is that of its lock in this process."""
 
+    together = _TOGETHER
+
     def __init__(self, where: str, objects: ObjectStore, name: str) -> None:
         self.objects, self.name = objects, name
-        super().__init__(where, partial(ObjectZarrStore, objects))
+        #: What was read ahead, by key, for the store of zarr.
+        self.ahead: dict[str, memoryview] = {}
+        super().__init__(where, partial(ObjectZarrStore, objects, ahead=self.ahead))
 
     def __reduce__(self) -> tuple[object, ...]:
         return RemoteObjects, (self.where, self.objects, self.name)
@@ -40,6 +49,49 @@ class RemoteObjects(StoreObjects):
             self._lock = os.getpid(), lock_store(self.name)
             self._saves = self._lock[1].saves
         return self._lock[1]
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Read objects: a few at the same time, of many those that exist, with one call."""
+        found: list[bytes | None] = [None] * len(keys)
+
+        def read(i: int) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                found[i] = bytes(self.objects.read([Range(keys[i], 0)])[0])
+
+        if len(keys) <= _FEW:
+            run_parallel([partial(read, i) for i in range(len(keys))], len(keys))
+            return found
+        infos = self.objects.stat(keys)
+        there = [i for i, info in enumerate(infos) if info is not None]
+        contents = self.objects.read([Range(keys[i], 0) for i in there])
+        for i, content in zip(there, contents, strict=True):
+            found[i] = bytes(content)
+        return found
+
+    @contextlib.contextmanager
+    def read_ahead(self, keys: Iterable[str]) -> Iterator[None]:
+        """Read chunks with one call; if one of them is missing, zarr finds which."""
+        names = dict.fromkeys(keys)
+        read: list[memoryview] = []
+        with contextlib.suppress(FileNotFoundError):
+            read = self.objects.read([Range(name, 0) for name in names]) if names else []
+        self.ahead.update(zip(names, read, strict=False))
+        try:
+            yield
+        finally:
+            for name in names:
+                self.ahead.pop(name, None)
+
+    def put(self, key: str, buffers: Sequence[object]) -> None:
+        """Write an object."""
+        self.objects.write(key, buffers)
+
+    def put_new(self, key: str, content: bytes) -> None:
+        """Write an object that does not exist."""
+        self.objects.write(key, [content], create=True)
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        self.objects.delete(list(keys))
 
     def reopen(self, storage_options: Mapping[str, object]) -> None:
         """Give the store its options again."""
@@ -61,13 +113,15 @@ class ObjectZarrStore(zarr.abc.store.Store):  # type: ignore[misc]
     supports_deletes = True
     supports_listing = True
 
-    def __init__(self, objects: ObjectStore, *, read_only: bool = False) -> None:
+    def __init__(
+        self, objects: ObjectStore, *, read_only: bool = False, ahead: Mapping[str, memoryview] | None = None
+    ) -> None:
         super().__init__(read_only=read_only)
-        self.objects = objects
+        self.objects, self.ahead = objects, {} if ahead is None else ahead
 
     def with_read_only(self, read_only: bool = False) -> ObjectZarrStore:
         """Return the same objects as a store that can, or cannot, be written."""
-        return ObjectZarrStore(self.objects, read_only=read_only)
+        return ObjectZarrStore(self.objects, read_only=read_only, ahead=self.ahead)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ObjectZarrStore):
@@ -84,6 +138,9 @@ class ObjectZarrStore(zarr.abc.store.Store):  # type: ignore[misc]
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Return an object, or a part of it; None if it is missing."""
+        known = self.ahead.get(key) if byte_range is None else None
+        if known is not None:
+            return prototype.buffer.from_bytes(bytes(known))
         start, stop = 0, None
         if isinstance(byte_range, RangeByteRequest):
             start, stop = byte_range.start, byte_range.end

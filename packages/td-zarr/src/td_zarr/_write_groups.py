@@ -215,7 +215,7 @@ def write_entries(
         else:
             others[name] = info, partial(read_planned, item)
     put_documents(objects, planned, known)
-    run_parallel(raw, num_threads)
+    run_parallel(raw, max(num_threads, objects.together))
     write_arrays(objects, others, report)
     _write_texts(objects, planned)
 
@@ -226,11 +226,10 @@ def _write_texts(objects: Objects, planned: PlannedGroup) -> None:
 
 def put_documents(objects: Objects, planned: PlannedGroup, known: Container[str] = ()) -> None:
     """Write the metadata of all groups and arrays but the root, and the values that tensordict can read."""
-    for key, content in planned.values.items():
-        objects.put(key, [content])
-    for name, document in planned.documents.items():
-        if name not in known:
-            objects.put(f"{name}/zarr.json", [dump_json(document)])
+    puts = [partial(objects.put, key, [content]) for key, content in planned.values.items()]
+    documents = {name: document for name, document in planned.documents.items() if name not in known}
+    puts += [partial(objects.put, f"{name}/zarr.json", [dump_json(doc)]) for name, doc in documents.items()]
+    run_parallel(puts, objects.together)
 
 
 def _put_root(objects: Objects, planned: PlannedGroup) -> None:
@@ -291,15 +290,20 @@ def _replace(
 
 def _start(objects: Objects) -> None:
     """Mark the group in a store as incomplete, and remove an old one; FileExistsError if td has not written what is there."""
-    check_replaceable(objects)
+    has_objects = check_replaceable(objects)
     if objects.is_read_only and objects.list_keys():
         raise FileExistsError(
             f"cannot save to {objects.where!r}: it has objects, which this store cannot remove"
         )
     objects.start_save()
-    if not objects.is_read_only:  # else a later root would be a second object of that name
-        objects.put("zarr.json", [dump_json(make_group_document({INCOMPLETE: True}))])
+    if objects.is_read_only:  # a later root would be a second object of that name
+        return
+    marker = dump_json(make_group_document({INCOMPLETE: True}))
+    if has_objects:
+        objects.put("zarr.json", [marker])
         objects.clear()
+    else:  # of two processes that save to a new location, one is refused
+        objects.put_new("zarr.json", marker)
 
 
 def create(
@@ -347,13 +351,17 @@ def create(
     return open_collection(location, mode="r+", storage_options=storage_options)
 
 
-def check_replaceable(objects: Objects) -> None:
-    """Raise FileExistsError if a place has arrays, groups or files that td has not written, which a save would remove."""
+def check_replaceable(objects: Objects) -> bool:
+    """Raise FileExistsError if a place has arrays, groups or files that td has not written, which a save would remove.
+
+    Return whether there are objects.
+    """
     # What a process that was killed has left does not count.
     beginnings = (".zarr.json.tmp-", TEMPORARY, f"%{TEMPORARY}")
-    keys = [key for key in objects.list_keys() if not key.startswith(beginnings)]
+    everything = objects.list_keys()
+    keys = [key for key in everything if not key.startswith(beginnings)]
     if not keys or keys == ["zarr.json"]:
-        return
+        return bool(everything)
     where = f"cannot save to {objects.where!r}"
     if "zarr.json" not in keys:
         raise FileExistsError(f"{where}: it has files that are not of a Zarr group; remove them")
@@ -361,7 +369,7 @@ def check_replaceable(objects: Objects) -> None:
         root = read_root(objects)
         attributes = get_attributes(root, objects.where)
         if INCOMPLETE in attributes or (LEVEL in attributes and "td" not in attributes):
-            return
+            return True
         if "td" not in attributes:
             raise FileExistsError(f"{where}: it is a group of another program; remove it")
         others = list(_list_others(objects, keys, attributes["td"]))
@@ -371,6 +379,7 @@ def check_replaceable(objects: Objects) -> None:
         raise FileExistsError(
             f"{where}: it has {', '.join(map(repr, others[:_SHOWN]))}, which another program has written; remove that first"
         )
+    return True
 
 
 def _list_others(objects: Objects, keys: list[str], header: object) -> Iterator[str]:

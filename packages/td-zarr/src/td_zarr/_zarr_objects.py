@@ -57,8 +57,8 @@ class Objects:
 
     #: The location, for messages.
     where: str
-    #: Whether objects cannot be written.
-    is_read_only = False
+    #: Whether objects cannot be written, and how many are written at the same time, at least.
+    is_read_only, together = False, 0
     #: What :meth:`read_version` returned when the header of td was read; None if the group has none.
     version: object = None
     #: The metadata of the root, if it was read again since then.
@@ -72,9 +72,17 @@ class Objects:
         """Return the contents of several objects."""
         raise NotImplementedError
 
+    def read_ahead(self, keys: Iterable[str]) -> contextlib.AbstractContextManager[object]:
+        """Read objects together, where that takes less time than when zarr reads them during the block."""
+        return contextlib.nullcontext()
+
     def put(self, key: str, buffers: Sequence[object]) -> None:
         """Write an object from buffers of bytes, one after the other."""
         raise NotImplementedError
+
+    def put_new(self, key: str, content: bytes) -> None:
+        """Write an object that does not exist; FileExistsError if another process makes it at the same time."""
+        self.put(key, [content])
 
     def put_same(self, keys: Sequence[str], content: bytes) -> None:
         """Write objects that all have the same content."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._encode.inspection import Report, Tree
 from .._tree.node import Core, CoreT
 from .._tree.stored_leaves import as_memory, is_stored
+from .._tree.walks import walk
 from ..errors import CodecError, WorkerError
 from ..typing import NestedKey
 from .locations import Location, check_mode
@@ -150,6 +151,11 @@ def reopen(data: CoreT, *, storage_options: Mapping[str, object]) -> CoreT:
     """
     _check_collection("reopen", data)
     found = False
+    for node in walk(data):
+        reopen_store: Any = getattr(node, "reopen_store", None)
+        if reopen_store is not None:  # a live collection, which has no entries before
+            reopen_store(storage_options)
+            found = True
     for leaf in data._leaves():
         source: Any = getattr(leaf, "source", None) if is_stored(leaf) else None
         while source is not None and not hasattr(source, "reopen"):

@@ -21,6 +21,7 @@ from .._tree.defaults import call_once_per_leaf, check_same_form, show_path
 from .._tree.devices import as_device, set_device_labels
 from .._tree.node import LEAF_KINDS, Core, copy_leaf
 from .._tree.packed import clone_packed
+from .._tree.stored_leaves import STORED, as_memory, is_stored
 from .._tree.walks import has_entries, list_nested, visit, walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
 from ..errors import KeyMismatchError, StructureError
@@ -76,10 +77,21 @@ def clone_leaves(node: CoreT, recurse: bool, options: dict[str, Any]) -> CoreT:
         copied = attachment.clone(node)
         if copied is not None:
             return copied
+    if STORED and any(map(is_stored, leaves := node._leaves())):
+        return node._unflatten(_copy_together(leaves))
     try:
         return node._map(copy_leaf)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, "clone", node, copy_leaf, node._leaves())
+
+
+def _copy_together(leaves: list[Tensor]) -> list[Tensor]:
+    """Copy leaves, of which those in stores are read together."""
+    copies, seen = [], set()
+    for leaf, memory in zip(leaves, as_memory(leaves), strict=True):
+        copies.append(memory if is_stored(leaf) and id(leaf) not in seen else copy_leaf(memory))
+        seen.add(id(leaf))
+    return copies
 
 
 def detach_leaves(node: Core) -> None:

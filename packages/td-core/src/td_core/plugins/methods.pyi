@@ -323,7 +323,7 @@ class DeclaredMethods:
         mask_key: NestedKey | None = None,
         copy: bool = False,
     ) -> Any:
-        """Return the collection as a ``pyarrow.Table``; see :func:`td_arrow.to_arrow`."""
+        """Return the collection as a ``pyarrow.Table``."""
     @classmethod
     def from_arrow(
         cls,
@@ -340,30 +340,28 @@ class DeclaredMethods:
         categories: str = "values",
         strict: bool | None = None,
     ) -> Self:
-        """Return the collection of a table; see :func:`td_arrow.from_arrow`."""
-    def to_parquet(
-        self, path: str | os.PathLike[str], *, separator: str | None = None, **options: object
-    ) -> None:
+        """Return the collection of a table."""
+    def to_parquet(self, path: Any, *, separator: str | None = None, **options: object) -> None:
         """Save the collection as a Parquet file; ``options`` are those of :func:`td_arrow.save`."""
     @classmethod
     def from_parquet(
         cls,
-        path: str | os.PathLike[str],
+        path: Any,
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceType | None = None,
-        batch_size: Any = None,
+        batch_size: Sequence[int] | None = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
         columns: Iterable[NestedKey] | NestedKey | None = None,
         **options: Any,
     ) -> Self:
-        """Load a Parquet file; ``options`` are those of :func:`td_arrow.load`."""
+        """Load a Parquet file."""
     def to_pandas(
         self, *, separator: str | None = None, tensors: str = "arrow", mask_key: NestedKey | None = None
     ) -> Any:
-        """Return the collection as a ``pandas.DataFrame``; see :func:`td_arrow.to_pandas`."""
+        """Return the collection as a ``pandas.DataFrame``, whose ``attrs`` have what :func:`from_pandas` needs to restore it."""
     @classmethod
     def from_pandas(
         cls,
@@ -372,7 +370,7 @@ class DeclaredMethods:
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceType | None = None,
-        batch_size: Any = None,
+        batch_size: Sequence[int] | None = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
         nulls: Any = "auto",
@@ -382,51 +380,57 @@ class DeclaredMethods:
         categories: str = "codes",
         index: bool | None = None,
     ) -> Self:
-        """Return the collection of a data frame; see :func:`td_arrow.from_pandas`."""
+        """Return the collection of a data frame of pandas."""
     def to_csv(
         self,
-        path: str | os.PathLike[str],
+        path: Any,
         *,
         separator: str | None = None,
         schema: bool = False,
-        **options: Any,
+        delimiter: str | None = None,
+        sep: str | None = None,
+        quoting: str | int = "needed",
+        header: bool = True,
+        encoding: str = "utf-8",
+        durable: bool = False,
     ) -> None:
-        """Write the collection as a csv file; see :func:`td_arrow.to_csv`."""
+        """Write the collection as a csv file: a line for each row."""
     @classmethod
     def from_csv(
         cls,
-        path: str | os.PathLike[str],
+        path: Any,
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceType | None = None,
-        batch_size: Any = None,
+        batch_size: Sequence[int] | None = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
         dtypes: Mapping[NestedKey, Any] | None = None,
         schema: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Read a csv file; see :func:`td_arrow.from_csv`."""
+        """Read a csv file, by one rule for all files."""
     def to_json(
         self,
-        path: str | os.PathLike[str],
+        path: Any,
         *,
         separator: str | None = None,
         lines: bool = False,
         schema: bool = False,
-        **options: Any,
+        nonfinite: str = "raise",
+        durable: bool = False,
     ) -> None:
-        """Write the collection as JSON; see :func:`td_arrow.to_json`."""
+        """Write the collection as JSON in UTF-8: a record for each row, with nested records for nested collections."""
     @classmethod
     def from_json(
         cls,
-        path: str | os.PathLike[str],
+        path: Any,
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceType | None = None,
-        batch_size: Any = None,
+        batch_size: Sequence[int] | None = None,
         separator: str | None = None,
         dtype: torch.dtype | None = None,
         lines: bool | None = None,
@@ -434,7 +438,7 @@ class DeclaredMethods:
         schema: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Read a JSON file; see :func:`td_arrow.from_json`."""
+        """Read a JSON file of records."""
     def to_mds(
         self,
         *,
@@ -448,7 +452,7 @@ class DeclaredMethods:
         finish_writer: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write the collection as a data set of mosaicml-streaming; see :func:`td_arrow.to_mds`."""
+        """Write the collection as a data set of mosaicml-streaming: a sample for each row."""
     @classmethod
     def from_mds(
         cls,
@@ -458,9 +462,9 @@ class DeclaredMethods:
         device: DeviceType | None = None,
         keys: Iterable[NestedKey] | NestedKey | None = None,
         rows: Any = None,
-        **options: Any,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Load a data set of mosaicml-streaming; see :func:`td_arrow.from_mds`."""
+        """Load a data set of mosaicml-streaming."""
     def to_store(
         self,
         *,
