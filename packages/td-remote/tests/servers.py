@@ -221,7 +221,7 @@ def busy(handler: FaultyHandler, content: bytes) -> None:
 @add_fault
 def limited(handler: FaultyHandler, content: bytes) -> None:
     """Answer 429, with the time to wait."""
-    send_head(handler, 429, 0, Retry_After="1")
+    send_head(handler, 429, 0, Retry_After="0")
 
 
 @add_fault
@@ -244,6 +244,9 @@ def wrong_range(handler: FaultyHandler, content: bytes) -> None:
 @add_fault
 def short(handler: FaultyHandler, content: bytes) -> None:
     """Answer with fewer bytes than the header says, in a complete answer."""
+    if not handler.headers.get("Range"):  # it would be a complete object
+        handler.answer(with_body=True)
+        return
     first, last = handler.find_range(content)
     send_head(handler, 206, (last - first) // 2, Content_Range=f"bytes {first}-{last}/{len(content)}")
     handler.wfile.write(content[first : first + (last - first) // 2])
@@ -270,7 +273,7 @@ def silent(handler: FaultyHandler, content: bytes) -> None:
 def endless(handler: FaultyHandler, content: bytes) -> None:
     """Send more than was asked for, until the client goes away."""
     first, last = handler.find_range(content)
-    send_head(handler, 206, None, Content_Range=f"bytes {first}-{last}/{len(content)}")
+    send_head(handler, 206, 10**12, Content_Range=f"bytes {first}-{last}/{len(content)}")
     handler.wfile.write(content[first : last + 1])
     with contextlib.suppress(OSError):
         for _ in range(1000):

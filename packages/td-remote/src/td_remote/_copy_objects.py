@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from td_core.errors import FormatError
 from td_core.spi import Serializer, make_reporter, run_parallel, set_module
 from td_core.typing import ObjectInfo, ObjectLocation, ObjectStore, Progress, Range
 from td_store.files import Checksum, NewFile
+
+from ._engines import place_range
+from ._retries import make_replaced_error
 
 #: Bytes that are read at once, and objects that are copied at the same time.
 _PART, _THREADS = 1 << 23, 8
@@ -68,13 +70,12 @@ class LocalObjects:
 
     def _read(self, item: Range) -> memoryview:
         info = self._find(item.name)
-        if info is None:
-            raise FileNotFoundError(f"{self.where}: there is no file {item.name!r}")
-        if item.stamp not in (None, info.stamp):
-            raise FormatError(f"{self.where}: {item.name!r} was replaced since it was opened")
+        placed = place_range(self.where, item, info)
+        if info is None or item.stamp not in (None, info.stamp):
+            raise make_replaced_error(self.where, item.name)
         with (self.path / item.name).open("rb") as file:
-            file.seek(item.start)
-            return memoryview(file.read((info.size if item.stop is None else item.stop) - item.start))
+            file.seek(placed.start)
+            return memoryview(file.read((placed.stop or 0) - placed.start))
 
 
 @set_module("td_remote")

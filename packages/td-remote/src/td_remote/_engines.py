@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from td_core.errors import FormatError
 from td_core.typing import ObjectInfo, Range
 
-from ._retries import Policy, make_missing_error, make_replaced_error, make_short_error
+from ._retries import Policy, ShortAnswerError, make_missing_error, make_replaced_error, make_short_error
 
 #: Objects above this size are uploaded in parts of this size.
 PART = 1 << 24
@@ -71,6 +71,25 @@ def measure(item: Range, size: int | None = None) -> int | None:
     if size is None:
         return None
     return (size if item.stop is None else item.stop) - (item.start if item.start >= 0 else size + item.start)
+
+
+def place_range(where: str, item: Range, info: ObjectInfo | None) -> Range:
+    """Return a range with the positions that it has in an object; raise if that is missing or too short."""
+    if info is None:
+        raise make_missing_error(where, item.name)
+    start = item.start if item.start >= 0 else info.size + item.start
+    stop = info.size if item.stop is None else item.stop
+    if not 0 <= start <= stop <= info.size:
+        raise make_short_error(where, item, info.size)
+    return item._replace(start=start, stop=stop)
+
+
+def refuse_short(item: Range, content: Any, info: ObjectInfo) -> None:
+    """Raise an error that is worth another attempt for an answer with fewer bytes than the object has in a range."""
+    start = item.start if item.start >= 0 else max(0, info.size + item.start)
+    stop = info.size if item.stop is None else min(item.stop, info.size)
+    if len(content) < stop - start:
+        raise ShortAnswerError(f"the answer has {len(content)} bytes, and {stop - start} were asked for")
 
 
 def format_range(item: Range) -> str:

@@ -19,7 +19,7 @@ from td_core.errors import FormatError
 from td_core.spi import run_parallel
 from td_core.typing import ObjectInfo, Range
 
-from ._engines import PART, Answer, measure, split_parts
+from ._engines import PART, Answer, measure, place_range, split_parts
 from ._retries import Attempts, Policy, ShortAnswerError, make_missing_error, make_short_error, translate
 
 T = TypeVar("T")
@@ -171,19 +171,10 @@ class FsspecEngine:
         """Return ranges without positions that only the size of an object gives."""
         names = sorted({item.name for item in ranges if measure(item) is None or item.start < 0})
         sizes = dict(zip(names, self.find(names), strict=True))
-        placed = []
-        for item in ranges:
-            if item.name in sizes:
-                info = sizes[item.name]
-                if info is None:
-                    raise make_missing_error(self.policy.where, item.name)
-                start = item.start if item.start >= 0 else info.size + item.start
-                stop = info.size if item.stop is None else item.stop
-                if not 0 <= start <= stop <= info.size:
-                    raise make_short_error(self.policy.where, item, info.size)
-                item = item._replace(start=start, stop=stop)
-            placed.append(item)
-        return placed
+        return [
+            place_range(self.policy.where, item, sizes[item.name]) if item.name in sizes else item
+            for item in ranges
+        ]
 
 
 class AsyncEngine(FsspecEngine):
@@ -221,23 +212,26 @@ class AsyncEngine(FsspecEngine):
 
             return await Attempts(self.policy, operation, name).run_async(attempt)
 
-        async def run_all() -> list[T]:
+        async def run_all() -> tuple[list[T], Exception | None]:
             tasks = [asyncio.ensure_future(run(*item)) for item in work]
             try:
-                return await asyncio.gather(*tasks)
-            except BaseException:
+                return await asyncio.gather(*tasks), None
+            except Exception as error:  # fsspec would raise another one for a time-out
+                return [], error
+            finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                raise
 
         if not work:
             return []
         loop = self.system.loop
         key = id(loop), self.host, self.policy.concurrency
         limit = _limits.setdefault(key, asyncio.Semaphore(self.policy.concurrency))
-        results: list[T] = sync(loop, run_all)
-        return results
+        results, error = sync(loop, run_all)
+        if error is not None:
+            raise error
+        return list(results)
 
     def place(self, ranges: Sequence[Range]) -> Sequence[Range]:
         """Return ranges that :meth:`fetch_one` takes."""

@@ -11,10 +11,10 @@ from itertools import chain, islice
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from td_core.errors import PluginError
+from td_core.errors import FormatError, PluginError
 from td_core.typing import ObjectInfo, Range
 
-from ._engines import HEAD, PART, Answer, WholeObjects, split_parts
+from ._engines import HEAD, PART, Answer, WholeObjects, measure, refuse_short, split_parts
 from ._retries import Attempts, Policy, find_status, make_missing_error, translate
 
 #: Schemes for which obstore has a store.
@@ -119,6 +119,8 @@ class ObstoreEngine:
         )
         self._threads = ThreadPoolExecutor(policy.concurrency, "td-remote")
         self._whole, self._lock = WholeObjects(policy), threading.Lock()
+        #: A web server cannot create an object only if there is none.
+        self._is_web = type(store).__name__ == "HTTPStore"
 
     def find(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """Return a description of each object, None for one that is missing."""
@@ -133,11 +135,11 @@ class ObstoreEngine:
         _Process.use(self._policy.where)
         parts = split_parts(content)
         first = list(islice(parts, 2))
-        is_small, has_create = len(first) == 1, type(self._writer).__name__ != "HTTPStore"
-        if create and not (is_small and has_create) and self.find([name]) != [None]:
+        is_small = len(first) == 1
+        if create and (self._is_web or not is_small) and self.find([name]) != [None]:
             raise FileExistsError(f"{self._policy.where}: the object {name!r} exists")
         if is_small:
-            mode = "create" if create and has_create else "overwrite"
+            mode = "create" if create and not self._is_web else "overwrite"
             send = partial(self._writer.put, self._locate(name), first[0], mode=mode, use_multipart=False)
             self._run_all("write", [(name, send)])
             return
@@ -231,13 +233,27 @@ class ObstoreEngine:
             options["if_match"] = item.stamp
         try:
             found = self._store.get(path, options=options or None)
-            return Answer(found.bytes(), _describe(item.name, found.meta))
+            info = _describe(item.name, found.meta)
+            content = self._read(item, found)
         except Exception as error:
             if type(error).__name__ == "NotSupportedError" or "non-partial response" in str(error):
                 return self._fetch_whole(item, path)
+            if "UnexpectedRange" in str(error):
+                raise FormatError(
+                    f"{self._policy.where}: the server answers with another range of the object {item.name!r} than was asked for"
+                ) from error
             if find_status(error) != 416 and "Range started at" not in str(error):
                 raise
             return Answer(b"", self._find(item.name))
+        refuse_short(item, content, info)
+        return Answer(content, info)
+
+    def _read(self, item: Range, found: Any) -> Any:
+        """Return the content of an answer; of a web server, which may send more, not more than was asked for."""
+        size = measure(item)
+        if not self._is_web or size is None:
+            return found.bytes()
+        return next(iter(found.stream(min_chunk_size=size)), b"")[:size]
 
     def _fetch_whole(self, item: Range, path: str) -> Answer:
         """Return a range of an object that is read whole, since the server does not answer requests for ranges."""

@@ -20,10 +20,10 @@ from td_core.spi import set_module
 from td_core.typing import ObjectInfo, ObjectLocation, Range
 
 from ._block_cache import BlockCache, read_size
-from ._engines import Engine, check_answer, measure
+from ._engines import Engine, check_answer, measure, place_range
 from ._file_systems import open_fsspec
 from ._obstore_engine import SCHEMES, open_obstore
-from ._retries import Policy, make_missing_error, make_replaced_error, make_short_error
+from ._retries import Policy, make_missing_error, make_replaced_error
 
 #: Where the options of fsspec have the user and password of a URL. In other schemes that part of a URL means something else.
 _LOGIN = {
@@ -282,25 +282,18 @@ class Remote:
         """Return ranges, those with a start from the end and a stop with positions."""
         odd = sorted({item.name for item in ranges if item.start < 0 and item.stop is not None})
         sizes = dict(zip(odd, self.stat(odd), strict=True)) if odd else {}
-        return [self._place_one(item, sizes[item.name]) if item.name in sizes else item for item in ranges]
-
-    def _place_one(self, item: Range, info: ObjectInfo | None) -> Range:
-        if info is None:
-            raise make_missing_error(self.where, item.name)
-        start = item.start if item.start >= 0 else info.size + item.start
-        stop = info.size if item.stop is None else item.stop
-        if not 0 <= start <= stop <= info.size:
-            raise make_short_error(self.where, item, info.size)
-        return item._replace(start=start, stop=stop)
+        return [
+            place_range(self.where, item, sizes[item.name]) if item.name in sizes else item for item in ranges
+        ]
 
     def _describe_all(self, ranges: Sequence[Range]) -> Sequence[tuple[Range, ObjectInfo]]:
         """Return ranges with positions and the description of each object, for the cache."""
         infos = self._find_current({item.name: item.stamp for item in ranges})
-        described = []
-        for item in ranges:
-            placed = self._place_one(item, infos[item.name])
-            described.append((placed._replace(stamp=infos[item.name].stamp), infos[item.name]))
-        return described
+        return [
+            (place_range(self.where, item, info)._replace(stamp=info.stamp), info)
+            for item in ranges
+            for info in [infos[item.name]]
+        ]
 
     def _find_current(self, stamps: Mapping[str, str | None]) -> dict[str, ObjectInfo]:
         """Return the descriptions of objects, at most ``checked_for`` seconds old; raise if one is missing or was replaced."""

@@ -66,8 +66,8 @@ class Policy(NamedTuple):
     secrets: tuple[str, ...] = ()
 
     def limit(self, size: int) -> float:
-        """Return the most seconds for a request of some bytes: a slow server may send 1 MB in each timeout."""
-        return self.timeout * (1 + size / (1 << 20))
+        """Return the most seconds for a whole request of some bytes: a slow server may send 1 MB in each timeout."""
+        return self.timeout * (2 + size / (1 << 20))
 
     def hide(self, text: str) -> str:
         """Return a text without secrets."""
@@ -114,6 +114,8 @@ class Attempts:
 def find_status(error: BaseException | None) -> int | None:
     """Return the HTTP status that an error of a library, or one that caused it, stands for."""
     while error is not None:
+        if _LOST.search(_list_classes(error)):  # its causes have a status that no server has sent
+            return None
         answer = getattr(error, "response", None)
         if isinstance(answer, dict):  # botocore
             code = answer.get("Error", {}).get("Code")
@@ -130,6 +132,10 @@ def find_status(error: BaseException | None) -> int | None:
     return None
 
 
+def _list_classes(error: BaseException) -> str:
+    return " ".join(cls.__name__ for cls in type(error).__mro__)
+
+
 def _find_pause(error: Exception) -> float | None:
     """Return the seconds that a server asks to wait, 0 if it does not say; None for an error that would come again."""
     if isinstance(error, (TensorDictError, ImportError)):
@@ -137,9 +143,8 @@ def _find_pause(error: Exception) -> float | None:
     status = find_status(error)
     if status is not None:
         return _read_retry_after(error) if status in (408, 429) or status >= 500 else None
-    names = " ".join(cls.__name__ for cls in type(error).__mro__)
     is_lost = isinstance(error, (TimeoutError, asyncio.TimeoutError, ConnectionError, ShortAnswerError))
-    return 0.0 if is_lost or _LOST.search(names) or _LOST_TEXT.search(str(error)) else None
+    return 0.0 if is_lost or _LOST.search(_list_classes(error)) or _LOST_TEXT.search(str(error)) else None
 
 
 def _read_retry_after(error: BaseException) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from td_core.typing import ObjectInfo, Range
 
-from ._engines import Answer, format_range, split_parts
+from ._engines import Answer, format_range, refuse_short, split_parts
 from ._fsspec_engine import AsyncEngine
 from ._retries import find_status, make_missing_error
 
@@ -57,7 +57,9 @@ class S3Engine(AsyncEngine):
         async with found["Body"] as body:
             content = await body.read()
         size = int(found["ContentRange"].rpartition("/")[2]) if "ContentRange" in found else len(content)
-        return Answer(content, ObjectInfo(item.name, size, found["ETag"]))
+        info = ObjectInfo(item.name, size, found["ETag"])
+        refuse_short(item, content, info)
+        return Answer(content, info)
 
     def put(self, name: str, content: Iterable[Any], create: bool) -> None:
         """Write an object, a large one in parts; ``create`` is a condition of the last request."""

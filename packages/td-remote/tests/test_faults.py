@@ -1,0 +1,236 @@
+"""Servers that fail: right bytes or the right error, in bounded time, with each engine."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from servers import FAULTS, WebServer, serve
+
+import td_core
+from td_core import FormatError, TensorDict
+from td_core.typing import Range
+from td_remote import Remote
+from td_remote._retries import Attempts, Policy, ShortAnswerError
+
+CONTENT = bytes(range(256)) * 512
+RANGES = [Range("a", 3, 5000), Range("a", 70_000, 70_100), Range("a", -50)]
+#: What comes of a fault that does not end: an error, or the right bytes.
+ENDS: dict[str, tuple[type[Exception], str] | None] = {
+    "cut": (OSError, "cannot read the object 'a'.*tried 4 times"),
+    "reset": (OSError, "cannot read the object 'a'.*tried 4 times"),
+    "busy": (OSError, "cannot read the object 'a'.*503.*tried 4 times"),
+    "limited": (OSError, "cannot read the object 'a'.*429.*tried 4 times"),
+    "silent": (OSError, "cannot read the object 'a'"),
+    "short": (FormatError, "the object 'a' is truncated"),
+    "wrong_range": (FormatError, "another range of the object 'a'"),
+    "replaced": (FormatError, "'a' was replaced since it was opened: open it again"),
+    "whole": None,
+    "endless": None,
+    "redirect": None,
+}
+#: Faults that are errors at once, however many there are.
+FINAL = {"wrong_range", "replaced"}
+
+
+@pytest.fixture(autouse=True)
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait before another attempt."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.0)
+
+
+def test_every_fault_has_an_end() -> None:
+    assert ENDS.keys() == FAULTS.keys()
+
+
+@pytest.mark.filterwarnings("ignore:.*the server does not answer requests for ranges")
+@pytest.mark.parametrize("count", [1, 3, 10**6])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_read_from_failing_server(
+    fault: str, count: int, web: Callable[..., Remote], server: WebServer
+) -> None:
+    server.put("/x/a", CONTENT)
+    remote = web("x", retries=3, timeout=0.5 if fault == "silent" else 5)
+    (info,) = remote.stat(["a"])
+    assert info is not None
+    with serve() as other:
+        other.put("/x/a", CONTENT)
+        server.other, server.fault, server.count = other, fault, count
+        ranges = [item._replace(stamp=info.stamp) for item in RANGES]
+        expected = None if count <= 3 and fault not in FINAL else ENDS[fault]
+        if expected is not None:
+            with pytest.raises(expected[0], match=expected[1]) as caught:
+                remote.read(ranges)
+            assert remote.where in str(caught.value)
+        else:
+            assert [bytes(part) for part in remote.read(ranges)] == [
+                CONTENT[it.start : it.stop] for it in RANGES
+            ]
+
+
+@pytest.mark.parametrize("fault", ["busy", "reset", "cut"])
+def test_upload_to_failing_server_is_repeated_or_an_error(
+    fault: str, web: Callable[..., Remote], server: WebServer
+) -> None:
+    remote = web("x", retries=3, allow_http=True)
+    remote.write("a", [CONTENT])
+    server.fault, server.count = fault, 1
+    assert bytes(remote.read([Range("a", 0, 10)])[0]) == CONTENT[:10]
+
+
+def save_in(name: str, data: TensorDict, tmp_path: Path) -> Path:
+    """Save a collection in a format, and return its path."""
+    pytest.importorskip({"memmap": "td_memmap", "tdz": "td_memmap"}.get(name, f"td_{name}"))
+    suffix = {"memmap": "", "hdf5": ".h5"}.get(name, f".{name}")
+    path = tmp_path / f"data{suffix}"
+    if name == "memmap":
+        data.memmap(path)
+    else:
+        td_core.save(data, path)
+    return path
+
+
+def publish(path: Path, server: WebServer) -> None:
+    """Put a file, or the files of a directory, on a server."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    for file in files:
+        server.put(f"/{file.relative_to(path.parent).as_posix()}", file.read_bytes())
+
+
+@pytest.mark.parametrize("fault", ["cut", "busy", "short", "redirect"])
+@pytest.mark.parametrize("name", ["safetensors", "memmap", "tdz", "hdf5", "zarr"])
+def test_format_reads_through_faults(
+    name: str, fault: str, web: Callable[..., Remote], server: WebServer, tmp_path: Path
+) -> None:
+    data = TensorDict({"a": torch.arange(3000.0).view(300, 10), "n": {"b": torch.arange(300)}}, [300])
+    path = save_in(name, data, tmp_path)
+    publish(path, server)
+    remote = web(path.name, retries=5)
+    with serve() as other:
+        publish(path, other)
+        server.other, server.fault, server.count = other, fault, 3
+        opened = td_core.open(remote)
+        server.count = 3
+        assert opened[[7, 290]]["n", "b"].tolist() == [7, 290]
+        server.count = 3
+        assert (td_core.load(remote) == data).all()
+
+
+@pytest.mark.filterwarnings("ignore:(BasicAuth|The 'auth' parameter) is deprecated")
+@pytest.mark.parametrize("option", ["headers", "auth", "url"])
+def test_redirect_to_other_host_drops_credentials(option: str, server: WebServer) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+    options: dict[str, Any] = {
+        "headers": {"headers": {"Authorization": "Bearer token-1", "X-Key": "token-1"}},
+        "auth": {"auth": aiohttp.BasicAuth("ann", "token-1")},
+        "url": {},
+    }[option]
+    url = server.url.replace("://", "://ann:token-1@") if option == "url" else server.url
+    server.put("/x/a", CONTENT)
+    with serve() as other:
+        other.put("/x/a", CONTENT)
+        server.other, server.fault, server.count = other, "redirect", 1
+        remote = Remote(f"{url}/x", engine="fsspec", **options)
+        assert bytes(remote.read([Range("a", 1, 4)])[0]) == CONTENT[1:4]
+        remote.read([Range("a", 1, 4)])
+        assert "Authorization" in server.seen[-1]
+        (seen,) = other.seen
+        assert "Authorization" not in seen and "X-Key" not in seen
+
+
+@pytest.mark.parametrize("size", [None, 200 << 20])
+def test_large_object_of_server_without_ranges_raises(size: int | None, server: WebServer) -> None:
+    pytest.importorskip("aiohttp")
+    server.put("/x/a", bytes(100 << 10))
+    server.headers = {"Content-Length": "" if size is None else str(size)}
+    server.fault, server.count = "whole", 10**6
+    import td_remote._engines as engines
+
+    limit, engines.WHOLE = engines.WHOLE, 50_000
+    try:
+        with pytest.raises(
+            FormatError, match="does not answer requests for ranges, and the object 'a' has more"
+        ):
+            Remote(f"{server.url}/x", engine="fsspec", retries=0).read([Range("a", 5, 10)])
+    finally:
+        engines.WHOLE = limit
+
+
+def test_object_of_server_without_ranges_is_read_once(web: Callable[..., Remote], server: WebServer) -> None:
+    server.put("/x/a", CONTENT)
+    server.fault, server.count = "whole", 10**6
+    remote = web("x")
+    with pytest.warns(UserWarning, match="the object 'a' is read whole"):
+        remote.read([Range("a", 5, 10), Range("a", 50, 60)])
+    left = server.count
+    assert bytes(remote.read([Range("a", 500, 510)])[0]) == CONTENT[500:510]
+    assert server.count == left
+
+
+class BusyError(Exception):
+    """An error of a library with the headers of an answer."""
+
+    status = 429
+    headers = {"retry-after": "7"}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("error", "pause"),
+    [
+        (BusyError(), 7.0),
+        (TimeoutError(), 0.0),
+        (ConnectionResetError(), 0.0),
+        (ShortAnswerError(), 0.0),
+        (PermissionError(), None),
+        (FileNotFoundError(), None),
+        (ValueError(), None),
+        (FormatError(), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_error_is_worth_another_attempt(error: Exception, pause: float | None) -> None:
+    attempts = Attempts(Policy("memory://x", retries=1), "read", "a")
+    if pause is None:
+        with pytest.raises((OSError, FormatError)):
+            attempts.pause(error)
+        return
+    assert attempts.pause(error) == pause
+    with pytest.raises((OSError, FormatError), match=r"tried 2 times in \d"):
+        attempts.pause(error)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_concurrency_bounds_requests_of_all_threads(
+    concurrency: int, web: Callable[..., Remote], server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("/x/a", CONTENT)
+    running, most, lock = 0, 0, threading.Lock()
+    original = type(server).take_fault
+
+    def count(self: WebServer, path: str) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+
+    monkeypatch.setattr(type(server), "take_fault", count)
+    remotes = [web("x", concurrency=concurrency) for _ in range(2)]
+    threads = [
+        threading.Thread(target=remote.read, args=([Range("a", i, i + 1) for i in range(8)],))
+        for remote in remotes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.setattr(type(server), "take_fault", original)
+    assert most == concurrency
