@@ -107,9 +107,7 @@ def read_root(objects: Objects) -> dict[str, Any]:
             )
         return root
     if old is None:
-        raise FormatError(
-            f"{objects.where} is not a Zarr group, or its save is incomplete: it has no zarr.json"
-        )
+        raise objects.missing_error()
     attributes = objects.get(".zattrs")
     return {
         "zarr_format": 2,

@@ -68,6 +68,10 @@ class RemoteObjects(StoreObjects):
             found[i] = bytes(content)
         return found
 
+    def missing_error(self) -> Exception:
+        """Return the error for a group without a root, with which a save begins."""
+        return FileNotFoundError(f"cannot load: there is no Zarr group at {self.where}")
+
     @contextlib.contextmanager
     def read_ahead(self, keys: Iterable[str]) -> Iterator[None]:
         """Read chunks with one call; if one of them is missing, zarr finds which."""

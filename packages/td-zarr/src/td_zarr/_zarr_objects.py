@@ -127,6 +127,12 @@ class Objects:
         """Return the error for a group that another save has replaced."""
         return FormatError(f"{self.where} was replaced since it was opened: open it again")
 
+    def missing_error(self) -> Exception:
+        """Return the error for a group without a root."""
+        return FormatError(
+            f"{self.where} is not a Zarr group, or its save is incomplete: it has no zarr.json"
+        )
+
     def read_version(self, key: str = "zarr.json") -> object:
         """Return what changes with an object that has metadata; None where changes cannot be noticed."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from .._encode.node_kinds import NodeKind, encode
 from .._encode.records import Record
 from .._encode.value_types import LeafSerializer
 from .._formats.locations import MODES, read_head
+from .._formats.object_locations import find_objects
 from .._formats.saving import append, create, inspect, verify
 from .._formats.saving import open as open_save
 from .._formats.serializers import SERIALIZERS, Serializer, list_options
@@ -112,9 +113,14 @@ class SerializerTests:
     The format must be registered while the tests run, by an installed package or by :func:`installed` in a fixture. Tests of
     operations and options that the format does not have are skipped.
 
+    The suite also tests the format in object stores, if a subclass returns one from :meth:`location`.
+
     Attributes:
         suffix: suffix of file names of this format.
         most_kills: number of file-system calls of a save at which the suite kills the process, spread over all of them.
+        modes: modes in which a save at the location can be opened.
+        refused: operations that the format refuses at the location.
+        replacing: options of a save over another one.
 
     >>> SerializerTests().collections()["flat"]["a"]
     tensor([0., 1., 2.])
@@ -122,10 +128,17 @@ class SerializerTests:
 
     suffix: ClassVar[str] = ""
     most_kills: ClassVar[int] = 40
+    modes: ClassVar[tuple[str, ...]] = MODES
+    refused: ClassVar[tuple[str, ...]] = ()
+    replacing: ClassVar[Mapping[str, object]] = {}
 
     def serializer(self) -> Serializer:
         """Return the serializer under test."""
         raise NotImplementedError(f"{type(self).__name__} must define serializer()")
+
+    def location(self, folder: Path, name: str = "x") -> Any:
+        """Return where a save of a name is, for a test with a folder of its own."""
+        return folder / (name + self.suffix)
 
     def collections(self) -> dict[str, Any]:
         """Return the collections to save and load, by name. Override it to add other kinds."""
@@ -135,7 +148,7 @@ class SerializerTests:
         """Assert that two collections are equal: kinds, keys in order, leaves, batch sizes, names, values."""
         assert_same(result, expected)
 
-    def damage(self, path: Path) -> Iterator[str]:
+    def damage(self, path: Any) -> Iterator[str]:
         """Damage the save at ``path`` in one way after the other, and yield a description of each.
 
         After each of them, loading must raise FormatError, or FileNotFoundError for a missing file. The default truncates every
@@ -156,21 +169,28 @@ class SerializerTests:
         """Return the files of earlier versions that must load, with the expected collections. The default has none."""
         return {}
 
-    def _save(self, folder: Path, data: Any, name: str = "x", **options: object) -> Path:
-        path = folder / (name + self.suffix)
-        save(data, path, format=self.serializer().name, **options)
+    def _save(self, folder: Path, data: Any, name: str = "x", **options: object) -> Any:
+        path = self.location(folder, name)
+        save(data, path, format=self.serializer().name, **{**self.replacing, **options})
         return path
 
-    def _load(self, path: Path, **options: Any) -> Any:
+    def _load(self, path: Any, **options: Any) -> Any:
         return load(path, format=self.serializer().name, **options)
 
     def _require(self, operation: str, option: str | None = None) -> None:
         """Skip the test if the format lacks an operation, or an option of it."""
         serializer = self.serializer()
+        if operation in self.refused:
+            pytest.skip(f"the format refuses {operation}() at this location")
         if getattr(type(serializer), operation) is getattr(Serializer, operation):
             pytest.skip(f"the format does not implement {operation}()")
         if option is not None and option not in (list_options(serializer, operation) or ()):
             pytest.skip(f"{operation}() of the format has no option {option!r}")
+
+    def _require_files(self, folder: Path) -> None:
+        """Skip the test if saves are not in the file system."""
+        if not isinstance(self.location(folder), Path):
+            pytest.skip("the save is not in the file system")
 
     def test_the_format_is_registered(self) -> None:
         """The format is registered, so that ``save(format=...)`` selects it."""
@@ -224,7 +244,8 @@ class SerializerTests:
         """``detect`` recognises a save, so that ``load`` needs no argument ``format``."""
         collection = self.collections()["flat"]
         path = self._save(tmp_path, collection)
-        assert self.serializer().detect(path, read_head(path))
+        place = find_objects(path)
+        assert self.serializer().detect(place or path, read_head(path) if place is None else place.head)
         self.check(load(path), collection)
         self.check(type(collection).load(path), collection)
 
@@ -240,9 +261,8 @@ class SerializerTests:
     def test_saving_again_replaces(self, tmp_path: Path) -> None:
         """Saving to an existing path replaces the old save completely."""
         collections = self.collections()
-        path = tmp_path / ("x" + self.suffix)
         for name in ("nested", "flat"):
-            self._save(tmp_path, collections[name])
+            path = self._save(tmp_path, collections[name])
         self.check(load(path), collections["flat"])
 
     def test_loading_in_place(self, tmp_path: Path) -> None:
@@ -258,10 +278,10 @@ class SerializerTests:
     def test_an_unknown_option_is_refused(self, tmp_path: Path) -> None:
         """An unknown option raises TypeError that names the format, and writes no file."""
         serializer = self.serializer()
-        path = tmp_path / ("x" + self.suffix)
+        path = self.location(tmp_path)
         with pytest.raises(TypeError, match=serializer.name):
             self._save(tmp_path, self.collections()["flat"], no_such_option=1)
-        assert not path.exists()
+        assert [*tmp_path.iterdir()] == []
         self._save(tmp_path, self.collections()["flat"])
         with pytest.raises(TypeError, match=serializer.name):
             self._load(path, no_such_option=1)
@@ -270,7 +290,7 @@ class SerializerTests:
         """Loading a path where nothing is raises FileNotFoundError."""
         for load_path in (load, self._load):
             with pytest.raises(FileNotFoundError):
-                load_path(tmp_path / ("missing" + self.suffix))
+                load_path(self.location(tmp_path, "missing"))
 
     def test_a_damaged_save_is_an_error(self, tmp_path: Path) -> None:
         """Loading a damaged save raises FormatError and never returns wrong data."""
@@ -285,6 +305,7 @@ class SerializerTests:
 
     def test_flipped_bits_raise_only_documented_errors(self, tmp_path: Path) -> None:
         """Loading a save with a flipped bit returns a collection or raises an error of td-core, no other error."""
+        self._require_files(tmp_path)
         path = self._save(tmp_path, self.collections()["nested"])
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         for file in files:
@@ -299,6 +320,7 @@ class SerializerTests:
 
     def test_killed_save_leaves_old_or_new(self, tmp_path: Path) -> None:
         """A save that is killed, at a file-system call or in a write, leaves old or new content; the next save cleans up."""
+        self._require_files(tmp_path)
         old, new = self.collections()["flat"], self.collections()["nested"]
 
         def save_new() -> None:
@@ -324,6 +346,7 @@ class SerializerTests:
 
     def test_load_during_saves_returns_old_or_new(self, tmp_path: Path) -> None:
         """A process that loads while another one saves sees one of the two saves."""
+        self._require_files(tmp_path)
         old, new = self.collections()["flat"], self.collections()["nested"]
         path = self._save(tmp_path, old)
 
@@ -351,7 +374,7 @@ class SerializerTests:
         self._require("load", "keys")
         self._check_keys(lambda path, keys: self._load(path, keys=keys), tmp_path)
 
-    def _check_keys(self, load_keys: Callable[[Path, object], object], folder: Path) -> None:
+    def _check_keys(self, load_keys: Callable[[Any, object], object], folder: Path) -> None:
         collection = self.collections()["nested"]
         path = self._save(folder, collection)
         for keys in (["a"], [("a", "d")], [("a", "b")], [("a", "b", "c"), ("a", "d")]):
@@ -382,19 +405,19 @@ class SerializerTests:
         self._require("open")
         collection = self.collections()["nested"]
         path = self._save(tmp_path, collection)
-        for mode in MODES:
+        for mode in self.modes:
             self.check(self._open(path, mode=mode), collection)
         if "keys" in (list_options(self.serializer(), "open") or ()):
             self._check_keys(lambda path, keys: self._open(path, keys=keys), tmp_path)
 
-    def _open(self, path: Path, **options: Any) -> Any:
+    def _open(self, path: Any, **options: Any) -> Any:
         return open_save(path, format=self.serializer().name, **options)
 
     def test_open_mode_decides_where_writes_go(self, tmp_path: Path) -> None:
         """Writes reach the save with mode ``"r+"`` alone; with ``"c"`` they succeed, with ``"r"`` they may raise."""
         self._require("open")
         collection = self.collections()["flat"]
-        for mode in MODES:
+        for mode in self.modes:
             path = self._save(tmp_path, collection)
             opened = self._open(path, mode=mode)
             try:
@@ -410,7 +433,7 @@ class SerializerTests:
         """``create`` writes zeros of the shapes of a meta collection, and refuses a path that is taken."""
         self._require("create")
         collection = self.collections()["nested"]
-        path = tmp_path / ("x" + self.suffix)
+        path = self.location(tmp_path)
         created = create(collection.to("meta"), path, format=self.serializer().name)
         for key, leaf in collection.items(True, True):
             assert torch.equal(created.get(key), torch.zeros_like(leaf))
