@@ -265,12 +265,16 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_params=BARE)
 def third_party(session: nox.Session) -> None:
-    """Install the example plugins with td-core and td-store only, and run their tests."""
+    """Install the examples with td-core and td-store only, that of a transport also with td-distributed, and test them."""
     environment = Environment(session, (CORE, STORE))
     for example in ("td-example-codec", "td-example-store"):
         environment.install("--no-build-isolation", f"./examples/{example}")
     for example in ("td-example-codec", "td-example-store"):
         environment.pytest(f"examples/{example}/tests", TD_EXPECT_PLUGINS=f"{CORE},{STORE}")
+    built = wheels(environment.base, Path(session.cache_dir).resolve())
+    environment.install("--no-deps", "--no-index", str(built["td-distributed"]))
+    environment.install("--no-build-isolation", "./examples/td-example-transport")
+    environment.pytest("examples/td-example-transport/tests")
 
 
 @nox.session(venv_params=BARE)

@@ -212,6 +212,8 @@ ABSENT = {
     "tensordict.from_csv": "td-arrow",
     "tensordict.from_json": "td-arrow",
     "tensordict.PersistentTensorDict": "td-hdf5",
+    "tensordict.TensorDictStore": "td-redis",
+    "tensordict.store.LazyStackedTensorDictStore": "td-redis",
     "tensordict.persistent.PersistentTensorDict": "td-hdf5",
 }
 
@@ -220,7 +222,7 @@ def test_name_of_missing_package_imports_and_names_it_when_used(tmp_path):
     first = """
 import sys
 from importlib import import_module
-sys.modules.update(td_safetensors=None, td_hdf5=None, td_zarr=None, td_arrow=None)
+sys.modules.update(td_safetensors=None, td_hdf5=None, td_zarr=None, td_arrow=None, td_redis=None)
 def find(name):
     module, _, item = name.rpartition(".")
     return getattr(import_module(module), item)
@@ -234,6 +236,19 @@ def find(name):
         ]
     names = [f"isinstance(data, find({name!r})), find({name!r}).__name__" for name in ABSENT]
     assert evaluate(names, tmp_path, first) == [f"(False, {name.rpartition('.')[2]!r})" for name in ABSENT]
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [("asend(pipe=1)", "isend(return_early=True)"), ("arecv(1)", "irecv(return_premature=True)")],
+)
+def test_transport_of_tensordict_raises_naming_what_to_use(call, instead, tmp_path):
+    name = call.partition("(")[0]
+    assert evaluate([f"data.{call}", f"LazyStackedTensorDict(data).{call}"], tmp_path) == [
+        f"UnsupportedOperationError: {kind}.{name}() needs UCX, which td does not have: {instead} of td-distributed returns "
+        "handles that can be awaited, and td_distributed.spi packs a collection for another transport"
+        for kind in ("TensorDict", "LazyStackedTensorDict")
+    ]
 
 
 LACKING = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 import td
 import td_core
 import td_tensorclass
+from td_core.errors import UnsupportedOperationError
 from td_core.spi import pytree
 
 __all__ = ["add_private_members"]
@@ -275,8 +276,20 @@ def _list_members(
     return wrapper
 
 
-#: Private members of collections that programs use, by their names in tensordict.
+def _refuse_transport(name: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(self: object, *args: object, **kwargs: object) -> NoReturn:
+        raise UnsupportedOperationError(
+            f"{type(self).__name__}.{name}() needs UCX, which td does not have: {instead} of td-distributed returns handles "
+            "that can be awaited, and td_distributed.spi packs a collection for another transport"
+        )
+
+    return refuse
+
+
+#: Members of collections that td has for programs of tensordict alone, by their names there; most are private.
 MEMBERS: dict[str, object] = {
+    "asend": _refuse_transport("asend", "isend(return_early=True)"),
+    "arecv": _refuse_transport("arecv", "irecv(return_premature=True)"),
     "_apply_nest": apply,
     "_fast_apply": fast_apply,
     "_get_str": get_entry,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -110,7 +111,7 @@ class Channel:
         return self.place
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # gather() of asyncio takes what can be hashed
 class SendWork:
     """Handle of an asynchronous send, which keeps the sent bytes alive. Call ``wait()`` before the process ends.
 
@@ -130,6 +131,11 @@ class SendWork:
         """Block until the message is sent."""
         self.waited = True
         self.work.wait()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait in a coroutine, while others run."""
+        self.waited = True
+        yield from asyncio.to_thread(self.work.wait).__await__()
 
     def __del__(self) -> None:
         """Finish sending in a background thread, if ``wait()`` was not called."""
@@ -193,6 +199,12 @@ class RecvWork:
         for _ in self.steps:
             pass
         self.written = True
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait in a coroutine, while others run, and write the messages in its thread."""
+        if self.thread is not None:
+            yield from asyncio.to_thread(self.thread.join).__await__()
+        self.wait()
 
     def is_completed(self) -> bool:
         """Return True if all messages have arrived; :meth:`wait` writes them."""
@@ -263,8 +275,8 @@ def isend(
 ) -> int | list[Work] | None:
     """Start to send this collection; arguments as for :meth:`send`.
 
-    With ``return_early``, return a list of handles with ``wait()``; otherwise wait and return the last tag. A background
-    thread waits for handles that are dropped. A memory-mapped collection is sent as bytes, not as a path.
+    With ``return_early``, return a list of handles with ``wait()``, which a coroutine can also await; otherwise wait and return
+    the last tag. A background thread waits for dropped handles. A memory-mapped collection is sent as bytes, not as a path.
     """
     peer = Channel(dst, group, group_dst, _make_tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
@@ -349,8 +361,8 @@ def irecv(
     """Start to receive into this collection; arguments as for :meth:`recv`.
 
     With ``return_premature``, return a list with one handle. The messages arrive in the background; ``is_completed()``
-    returns True once they have, and ``wait()`` writes them. Do not change the structure of the collection before that.
-    If the handle is dropped, the received data is discarded. Otherwise receive before returning.
+    returns True once they have. ``wait()`` writes them, and so does ``await handle`` in a coroutine; do not change the structure
+    of the collection before that. If the handle is dropped, the received data is discarded. Otherwise receive before returning.
     """
     peer = Channel(src, group, group_src, _make_tags(init_tag, pseudo_rand))
     handle = RecvWork(_steps(self, peer, consolidated, wire, root), peer, init_tag)

@@ -149,6 +149,12 @@ def pack_message(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Te
     return messages if fits else [*messages, *payload]
 
 
+def make_whole(collection: TensorCollection) -> tuple[Message, Tensor]:
+    """Encode a collection as a message and its storage in one part."""
+    message, encoded, storage = _make_message(collection, True)
+    return message, _storage.gather_leaves(message.layout, encoded.leaves) if storage is None else storage
+
+
 def make_message(collection: TensorCollection, together: bool) -> tuple[Message, list[Tensor]]:
     """Encode a collection as a message and its payload; all checks happen here, before anything is sent."""
     message, encoded, storage = _make_message(collection, together)
