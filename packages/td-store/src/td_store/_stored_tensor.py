@@ -35,7 +35,7 @@ class Operation(Protocol):
         """Run the operation."""
 
 
-def as_memory(leaves: Sequence[object]) -> list[Any]:
+def as_memory(leaves: Sequence[object]) -> list[Tensor]:
     """Return the leaves with those in a store read, each of them once; autograd records the reads."""
     # Outside of __torch_dispatch__, autograd must see that a leaf which requires grad is read.
     return read_all(

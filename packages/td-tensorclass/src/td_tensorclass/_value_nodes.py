@@ -13,6 +13,7 @@ from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
     Keeper,
     Node,
+    ShapePlan,
     as_batch_size,
     check_unlocked,
     is_aliasing,
@@ -97,7 +98,9 @@ class ValueNode(TensorCollection):
     def _print_node(self) -> Any:
         return super()._print_node()._replace(text=type(self).__name__)
 
-    def _get_join_entries(self, first: Node, plan: object, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
+    def _get_join_entries(
+        self, first: Node, plan: ShapePlan, path: tuple[str, ...]
+    ) -> dict[str, Tensor | Node]:
         raise kind_mismatch_error(first, self, path)
 
     def _set_path(

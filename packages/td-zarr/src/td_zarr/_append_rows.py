@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from ._write_groups import PlannedGroup, dump_json, put_documents, read_planned
 from ._zarr_objects import Objects
 
 
-def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None = None) -> None:
+def append(rows: Any, location: Any, *, storage_options: Mapping[str, object] | None = None) -> None:
     """Add rows to a group, along the first batch dim. A process that is killed leaves the group as it was, or complete.
 
     Only the new rows are written, and the last chunk if it is not full. Choose ``chunks`` when the group is saved: an array of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from ._local_objects import LocalObjects
 from ._read_collections import open_group
 
 
-def inspect(location: object, *, storage_options: dict[str, object] | None = None) -> Tree:
+def inspect(location: object, *, storage_options: Mapping[str, object] | None = None) -> Tree:
     """Return the tree of a group from its metadata.
 
     Raises:
@@ -39,7 +40,7 @@ def inspect(location: object, *, storage_options: dict[str, object] | None = Non
 
 
 def verify(
-    location: object, *, storage_options: dict[str, object] | None = None, progress: Progress = False
+    location: object, *, storage_options: Mapping[str, object] | None = None, progress: Progress = False
 ) -> Report:
     """Check a group: its metadata, that every chunk exists and can be read, and the checksums of chunks that have them.
 

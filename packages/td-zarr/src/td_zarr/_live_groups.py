@@ -336,7 +336,7 @@ def to_zarr(
     filename: Any,
     *,
     allow_pickle: bool | None = None,
-    storage_options: dict[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
     **options: Any,
 ) -> Any:
     """Save a collection as a Zarr group, and open that for writing.
@@ -376,7 +376,7 @@ def from_zarr(
     non_tensor_as_stack: bool = False,
     allow_pickle: bool | None = None,
     strict: bool = True,
-    storage_options: dict[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Any:
     """Open a Zarr group, and choose a batch size.
 

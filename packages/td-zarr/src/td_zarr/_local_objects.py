@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -280,7 +280,7 @@ def find_local_path(location: object) -> str | None:
     return None
 
 
-def find_objects(location: object, storage_options: dict[str, object] | None = None) -> Objects:
+def find_objects(location: object, storage_options: Mapping[str, object] | None = None) -> Objects:
     """Return the objects of the group at a location: a path, a URL, or an object of zarr.
 
     Raises:

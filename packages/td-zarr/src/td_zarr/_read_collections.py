@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -50,7 +50,7 @@ _MOST_READS = 100
 @contextlib.contextmanager
 def open_group(
     location: object,
-    storage_options: dict[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
     *,
     allow_pickle: bool = False,
     stack_values: bool = True,
@@ -88,7 +88,7 @@ def load(
     rows: Any = None,
     strict: bool = True,
     allow_pickle: bool = False,
-    storage_options: dict[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
     progress: Progress = False,
 ) -> Any:
     """Load a collection from a Zarr group.
@@ -296,7 +296,7 @@ def open_collection(
     keys: Iterable[NestedKey] | NestedKey | None = None,
     strict: bool = True,
     allow_pickle: bool = False,
-    storage_options: dict[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Any:
     """Open a Zarr group, without reading its arrays.
 
@@ -332,7 +332,7 @@ def open_with_content(
     keys: Iterable[NestedKey] | None,
     strict: bool,
     allow_pickle: bool,
-    storage_options: dict[str, object] | None,
+    storage_options: Mapping[str, object] | None,
     stack_values: bool = True,
     follows: bool = False,
 ) -> tuple[Any, GroupContent]:

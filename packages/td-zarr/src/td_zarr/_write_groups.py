@@ -61,7 +61,7 @@ def save(
     durable: bool = False,
     num_threads: int = 0,
     return_early: bool = False,
-    storage_options: dict[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
     progress: Progress = False,
 ) -> Any:
     """Save a collection as a Zarr group of version 3.
@@ -260,7 +260,7 @@ def _replace(
     write: Callable[[Objects], None],
     *,
     durable: bool,
-    storage_options: dict[str, object] | None,
+    storage_options: Mapping[str, object] | None,
 ) -> None:
     """Write a group at a location, in the place of the one that is there."""
     path = find_local_path(location)
@@ -315,7 +315,7 @@ def create(
     filters: object = None,
     compressors: object = None,
     serializer: object = None,
-    storage_options: dict[str, object] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Any:
     """Write a group of zeros with the structure, shapes and dtypes of a collection, and open it for writing.
 

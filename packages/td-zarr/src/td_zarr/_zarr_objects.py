@@ -327,7 +327,7 @@ def return_store(store: zarr.abc.store.Store) -> zarr.abc.store.Store:
 
 
 @set_module("td_zarr.zarr_pickles")
-def open_url(url: str, storage_options: dict[str, object] | None) -> zarr.abc.store.Store:
+def open_url(url: str, storage_options: Mapping[str, object] | None) -> zarr.abc.store.Store:
     """Open the store of a URL."""
     try:
         store = zarr.storage.FsspecStore.from_url(url, storage_options=storage_options)

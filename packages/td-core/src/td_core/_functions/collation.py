@@ -72,7 +72,7 @@ def _build_like(sample: object, columns: list[object]) -> object:
 
 
 def _collate_collections(
-    samples: list[Any],
+    samples: list[Core],
     pad_keys: Mapping[NestedKey, float],
     nested_keys: Sequence[NestedKey],
     mask_key: NestedKey | None,
@@ -90,7 +90,7 @@ def _collate_collections(
     return result
 
 
-def _pad_entry(samples: list[Any], key: NestedKey, value: float, mask_key: NestedKey | None) -> None:
+def _pad_entry(samples: list[Core], key: NestedKey, value: float, mask_key: NestedKey | None) -> None:
     """Pad one entry of all samples to the same shape, and set its masks."""
     path = unravel_key_to_tuple(key)
     leaves: list[Tensor] = [sample[key] for sample in samples]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +97,7 @@ def assert_close(
 assert_allclose_td = assert_close
 
 
-def _check_value(value: Any, reference: Any, path: tuple[str, ...], msg: str) -> bool:
+def _check_value(value: Core, reference: Core, path: tuple[str, ...], msg: str) -> bool:
     """Compare two value nodes. Return False for nodes of entries."""
     same = value._compare(reference, torch.eq)
     if same is not None and not same.all():

@@ -196,7 +196,7 @@ def _pop_partial(root: Core, path: tuple[str, ...], default: object) -> object:
     return _pop_rows(root, path, default)
 
 
-def _pop_rows(node: Any, path: tuple[str, ...], default: object) -> object:
+def _pop_rows(node: Core, path: tuple[str, ...], default: object) -> object:
     for depth, part in enumerate(path):
         stacked = node._members_and_dim()
         if stacked is not None:
@@ -208,7 +208,7 @@ def _pop_rows(node: Any, path: tuple[str, ...], default: object) -> object:
     return node.pop(path[depth:], default)
 
 
-def set_missing(root: Any, path: tuple[str, ...], value: object) -> None:
+def set_missing(root: Core, path: tuple[str, ...], value: object) -> None:
     """Store a value under a missing key path; in a lazy stack on the path, only in the members that lack the entry."""
     if not find_holders(root, path):
         root.set(path, value)

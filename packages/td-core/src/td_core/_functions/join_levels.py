@@ -61,7 +61,7 @@ def join_nodes(values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...]) ->
 
 
 def join_nested_tensors(
-    values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...], error: Exception
+    values: Sequence[Tensor | Core], plan: ShapePlan, path: tuple[str, ...], error: Exception
 ) -> Tensor:
     """Join the components of nested tensors, which the function of the plan cannot join; raise an error for other leaves."""
     joined = cat_components(plan, values)
@@ -70,7 +70,7 @@ def join_nested_tensors(
     return joined
 
 
-def check_even(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:
+def check_even(values: Sequence[Core], n: int, path: tuple[str, ...]) -> None:
     """Raise StructureError if the batch sizes of nodes differ after the first ``n`` dims."""
     first = values[0].batch_size
     for i, value in enumerate(values):

@@ -77,7 +77,7 @@ def _swap_in(slots: list[Home], undo: bool = False) -> None:
             parameters[key] = held
 
 
-def _restore_order(parameters: dict[str, Any], before: dict[str, Any]) -> None:
+def _restore_order(parameters: dict[str, Tensor | None], before: dict[str, Tensor | None]) -> None:
     """Restore the order of parameters, some of which were removed and added again."""
     for key, held in before.items():
         parameters[key] = parameters.pop(key, held)
@@ -345,7 +345,7 @@ def write_to_module(
     return undo_on_exit(swap, lambda _: _run_to_end(pairing.undo))
 
 
-def _load_state(node: Any, module: nn.Module, swap_dest: Core | None) -> object:
+def _load_state(node: Core, module: nn.Module, swap_dest: Core | None) -> object:
     """Load the leaves of a collection with ``module.load_state_dict``; return the old state."""
     state = {key: value.detach().clone() for key, value in module.state_dict().items()}
     flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in node.items(True, True)}
@@ -470,7 +470,7 @@ class Pairing:
         return attributes if lowers else parameters, held
 
     def _add_node(
-        self, owner: object, modules: dict[str, Any], key: str, node: Core, old: Any, path: Path
+        self, owner: object, modules: dict[str, Any], key: str, node: Core, old: Core, path: Path
     ) -> None:
         """Add the pair of a nested collection and a submodule, or the write of a value node."""
         inner = modules.get(key)

@@ -299,7 +299,7 @@ def run_each_leaf(name: str, node: CoreT, single: Callable[[Tensor], Tensor]) ->
         raise_foreign(error, name, node)
 
 
-def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], object]) -> NoReturn:
+def raise_at_entry(error: Exception, name: str, node: Core, leaf: Callable[[Tensor], object]) -> NoReturn:
     """Run a function entry by entry, and raise its error with the key of the entry that fails."""
     try:
         if type(error) in LEAF_ERRORS:

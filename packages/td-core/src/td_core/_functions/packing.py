@@ -118,7 +118,7 @@ def pack_leaves(node: Core, dim: int, layout: PackLayout | None) -> tuple[Tensor
     return packed.movedim(-1, position), left
 
 
-def _make_layout(root: Any, dim: int) -> PackLayout:
+def _make_layout(root: Core, dim: int) -> PackLayout:
     """Return the layout of the leaves of a collection, packed along a dim."""
     ndim = len(root.batch_size)
     keys: list[NestedKey] = []

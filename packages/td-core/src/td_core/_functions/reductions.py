@@ -423,7 +423,7 @@ def parse_dim(node: Core, name: str, dim: object) -> int:
     return wrap_dim(dim, len(node.batch_size))
 
 
-def _list_tensors(node: Any, name: str) -> list[Tensor]:
+def _list_tensors(node: Core, name: str) -> list[Tensor]:
     """Return all leaves of a collection as a list; ValueError if it has none."""
     return _check_leaves(node, name, list(node.values(include_nested=True, leaves_only=True)))
 

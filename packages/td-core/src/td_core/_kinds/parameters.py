@@ -63,7 +63,7 @@ class _Slots(MutableMapping[str, Any]):
 
     __slots__ = ("_parameters", "_root")
 
-    def __init__(self, root: Any, parameters: bool) -> None:
+    def __init__(self, root: Core, parameters: bool) -> None:
         self._root = root
         self._parameters = parameters
 

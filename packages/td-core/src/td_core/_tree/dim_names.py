@@ -120,7 +120,7 @@ def store_names(root: Any, ndim: int, names: Names | None) -> None:
     if names is not None:
         check_tails(root, names)
 
-    def below(node: Core) -> list[Any]:
+    def below(node: Core) -> list[Core]:
         # The setter of a lazy stack already passed the names to its members, without the stack dim.
         return [child._inner() for child in _list_aligned(node)]
 

@@ -326,7 +326,7 @@ def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | 
     return make_dense({}, batch_size, device)
 
 
-def as_rows(value: Any, wanted: torch.Size) -> Any:
+def as_rows(value: Core, wanted: torch.Size) -> Any:
     """Broadcast a collection to the batch size ``wanted`` of the indexed target; BatchSizeError if it cannot.
 
     If its batch size is empty or a prefix of ``wanted``, return ``Entries``, which broadcast one by one.

@@ -143,7 +143,9 @@ class Update:
             self._add_store(node, key, value, path, size, joins=True)
         return None
 
-    def _find_merged(self, node: Core, key: str, current: object, value: object, below: object) -> Any:
+    def _find_merged(
+        self, node: Core, key: str, current: object, value: object, below: object
+    ) -> Core | None:
         """Return the node into which the entries of a value are merged, or None if the value is written as a whole."""
         # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
         if not (is_node(current) and is_node(value)) or (below is None and self._is_whole(value)):
@@ -217,7 +219,7 @@ class Update:
     def _store(self, node: Core, key: str, leaf: Tensor) -> None:
         self.writes.change(node._set_child, key, node._copy_stored(leaf) if self.clone else leaf)
 
-    def add_copy(self, node: Any, key: str, value: object, path: Path) -> None:
+    def add_copy(self, node: Core, key: str, value: object, path: Path) -> None:
         """Check the copy of a value into an existing entry, and add it; of a lazy stack, those into its members."""
         parts = node._split_write(value)
         for member, _, part in parts:
@@ -245,10 +247,10 @@ class Update:
             )
         self.writes.put(node, key, current, (), value)
 
-    def _make_stack(self, held: object, value: Any) -> object:
+    def _make_stack(self, held: object, value: Core) -> object:
         """Convert a dense node to a lazy stack and update its members, since a dense node needs equal members."""
 
-        def update_part(member: Core, part: Any) -> Any:
+        def update_part(member: Core, part: Core) -> Core:
             update = Update(Transaction(self.writes.non_blocking), self.clone, is_leaf=self.is_leaf)
             update.read(part, member)
             update.writes.commit()

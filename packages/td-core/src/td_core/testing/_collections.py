@@ -340,7 +340,7 @@ class CollectionTests:
         }
         self.check(collection[index], expected, torch.empty(collection.batch_size)[plain].shape)
 
-    def _index(self, leaf: Tensor, index: Any, collection: Any) -> Tensor:
+    def _index(self, leaf: Tensor, index: Any, collection: Core) -> Tensor:
         """Index a leaf along the batch dims only: an ellipsis expands to batch dims, not to feature dims."""
         index = index if isinstance(index, tuple) else (index,)
         if any(item is ... for item in index):
