@@ -41,10 +41,8 @@ class SqliteStore:
         """Return size and stamp of each object."""
         query = "SELECT length(content), stamp FROM objects WHERE name = ?"
         with self._connect() as db:
-            rows = [db.execute(query, [self._place(name)]).fetchone() for name in names]
-        return [
-            None if row is None else ObjectInfo(name, *row) for name, row in zip(names, rows, strict=True)
-        ]
+            rows = [(name, db.execute(query, [self._place(name)]).fetchone()) for name in names]
+        return [None if row is None else ObjectInfo(name, *row) for name, row in rows]
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         """Return the bytes of each range."""
@@ -68,9 +66,9 @@ class SqliteStore:
     def write(self, name: str, content: Iterable[Any], *, create: bool = False) -> ObjectInfo:
         """Write an object in one transaction."""
         whole, stamp = b"".join(memoryview(part).cast("B") for part in content), secrets.token_hex(8)
-        query = f"{'INSERT' if create else 'REPLACE'} INTO objects VALUES (?, ?, ?)"
+        verb, row = "INSERT" if create else "REPLACE", [self._place(name), stamp, whole]
         with self._connect(name) as db:
-            db.execute(query, [self._place(name), stamp, whole])
+            db.execute(f"{verb} INTO objects VALUES (?, ?, ?)", row)
         return ObjectInfo(name, len(whole), stamp)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -78,9 +76,8 @@ class SqliteStore:
         start = f"{self.folder}/" if self.folder else ""
         with self._connect() as db:
             rows = db.execute("SELECT name, length(content), stamp FROM objects ORDER BY name").fetchall()
-        return (
-            ObjectInfo(row[0][len(start) :], *row[1:]) for row in rows if row[0].startswith(start + prefix)
-        )
+        chosen = [row for row in rows if row[0].startswith(start + prefix)]
+        return (ObjectInfo(name[len(start) :], size, stamp) for name, size, stamp in chosen)
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects."""
