@@ -117,7 +117,9 @@ def make_pages() -> Iterator[tuple[str, str]]:
     for package in list_packages():
         for name in list_names(package)["class"]:
             options = "    options:\n      heading_level: 1\n"
-            if (package, name) == ("td_core", "TensorDict"):
+            if package != "td_core":  # the collections inherit all methods, which have their own pages
+                options += "      inherited_members: true\n"
+            elif name == "TensorDict":
                 options += "      members: []\n"
             yield f"reference/{package}/{name}.md", f"::: {package}.{name}\n{options}"
 
