@@ -106,7 +106,7 @@ def all_reduce(
 def reduce(
     self: TensorCollection,
     dst: int,
-    op: Any = None,
+    op: object = None,
     async_op: bool = False,
     return_premature: bool = False,
     group: ProcessGroup | None = None,

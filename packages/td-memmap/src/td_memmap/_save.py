@@ -133,7 +133,7 @@ class _Writer:
         self.files: dict[LeafFile, MemoryMappedTensor] = {}
         self.hashes: dict[Parts, str] = {}
         self.texts: dict[Parts, str] = {}
-        self.sizes: dict[Parts, list[Any]] = {}
+        self.sizes: dict[Parts, list[object]] = {}
 
     def run(self, tree: TensorCollection) -> TensorCollection:
         plan, options = self.plan, self.options

@@ -277,7 +277,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
                 stacklevel=3,
             )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: object) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *args: object) -> None:
         """Load a state dict; drop the keys ``module.*``, which only tensordict writes."""
         for key in [key for key in state_dict if key.startswith(f"{prefix}module.")]:
             del state_dict[key]
@@ -299,7 +299,7 @@ def _stack_parameters(module: nn.Module, num_copies: int) -> TensorDictParams:
                 f"cannot stack the modules: {key!r} has no shape yet; call the module once before"
             )
     stacked = from_modules(*[module] * num_copies, lock=False)
-    seen: dict[int, Any] = {}
+    seen: dict[int, object] = {}
     for key, leaf in own.items(True, True):
         tied = seen.setdefault(id(leaf), stacked[key])
         if tied is not stacked[key]:

@@ -24,7 +24,7 @@ FnT = TypeVar("FnT", bound=Callable[..., object])
 
 class _State(threading.local):
     def __init__(self) -> None:
-        self.entered: list[Any] = []
+        self.entered: list[object] = []
         self.skip_existing: bool | list[Key] = False
         self.dispatches: bool = DISPATCHES
         self.interaction_type: Any = None
@@ -118,7 +118,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
             )
 
         @functools.wraps(fn)
-        def wrapper(module: Any, *args: object, **kwargs: object) -> Any:
+        def wrapper(module: object, *args: object, **kwargs: object) -> Any:
             provided = args[0] if args else kwargs.get("tensordict")
             mode = STATE.skip_existing if self._value is None else self._value
             if mode is not False and isinstance(provided, TensorCollection):

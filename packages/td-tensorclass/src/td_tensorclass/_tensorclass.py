@@ -423,7 +423,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         else:
             self._store(self._tensordict, name, value, prefix, non_blocking=non_blocking)
 
-    def replace(self, *args: Any, **kwargs: Any) -> Self:
+    def replace(self, *args: object, **kwargs: object) -> Self:
         """Return a copy with other values for some fields, on which ``__post_init__`` runs.
 
         >>> class Point(TensorClass):

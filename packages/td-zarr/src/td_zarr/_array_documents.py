@@ -229,7 +229,7 @@ def _spread_rows(rows: Any, sizes_of_array: Sequence[int], itemsize: int) -> lis
     if rows == "auto":
         row = math.prod(shape[1:]) * itemsize
         rows = min(shape[0], max(1, _AUTO_BYTES // row))
-    sizes: Sequence[Any] = [rows] if isinstance(rows, int) else rows
+    sizes: Sequence[object] = [rows] if isinstance(rows, int) else rows
     if not isinstance(sizes, (list, tuple)) or not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError(
             f"chunks and shards are a number of rows, a tuple of sizes of the leading dims, or 'auto'; got {rows!r}"

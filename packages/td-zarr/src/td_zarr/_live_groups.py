@@ -81,7 +81,7 @@ class _LiveGroup(LiveStore):
         change.edit(edit)
         for path in change.added:
             edit.put(path, None)
-        documents: Mapping[str, Any] = list_documents(self.objects, self.objects.root)
+        documents: Mapping[str, object] = list_documents(self.objects, self.objects.root)
         spare = _find_spare(documents)
         below = join_names((spare,))
         self.objects.remove([below])  # what a process that was killed has left
@@ -121,10 +121,10 @@ class _LiveGroup(LiveStore):
         self,
         edit: TableEdit,
         group: GroupContent,
-        documents: Mapping[str, Any],
+        documents: Mapping[str, object],
         planned: Sequence[_PlannedEntry],
         gone: Iterable[str],
-    ) -> tuple[GroupContent, Mapping[str, Any]]:
+    ) -> tuple[GroupContent, Mapping[str, object]]:
         """Write the arrays of new entries, and the root without those that are ``gone``; return what the group has then."""
         old, arrays, texts = {*gone}, dict(group.arrays), dict(group.texts)
         documents = {name: document for name, document in documents.items() if name not in old}
@@ -152,8 +152,12 @@ class _LiveGroup(LiveStore):
         return group, documents
 
     def _write_texts(
-        self, before: GroupContent, table: Encoded, texts: dict[str, ArrayInfo], documents: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self,
+        before: GroupContent,
+        table: Encoded,
+        texts: dict[str, ArrayInfo],
+        documents: Mapping[str, object],
+    ) -> Mapping[str, object]:
         """Write the text columns that were written in place, and return the metadata with that of new ones."""
         known, paths = find_old_names(before.table, table), table.node_paths(members=False)
         taken = {*documents}
@@ -178,7 +182,7 @@ class _LiveGroup(LiveStore):
             documents = {**documents, name: document}
         return documents
 
-    def _write_root(self, group: GroupContent, documents: Mapping[str, Any]) -> None:
+    def _write_root(self, group: GroupContent, documents: Mapping[str, object]) -> None:
         """Write the root of a group, with the metadata of its groups and arrays."""
         header = add_texts(make_table_header(group.table))
         header["check"] = compute_check(
@@ -215,7 +219,7 @@ class _PlannedEntry(NamedTuple):
     group: PlannedGroup
 
 
-def _find_spare(documents: Mapping[str, Any]) -> str:
+def _find_spare(documents: Mapping[str, object]) -> str:
     """Return the key of a group for arrays that later get another name; one is taken if a process was killed before that."""
     keys = (f"{TEMPORARY}{number}" for number in itertools.count())
     return next(key for key in keys if join_names((key,)) not in documents)
@@ -237,7 +241,7 @@ def _list_arrays(table: Encoded) -> set[str]:
 
 
 def _find_unused(
-    documents: Mapping[str, Any], used: set[str], arrays: set[str], removed: Iterable[KeyPath]
+    documents: Mapping[str, object], used: set[str], arrays: set[str], removed: Iterable[KeyPath]
 ) -> list[str]:
     """Return the names of the groups and arrays that no entry needs after some were removed, groups after their content."""
     needed = {name[:end] for name in used for end, char in enumerate(name) if char == "/"} | used
@@ -333,7 +337,7 @@ def _open_again(objects: Objects, path: KeyPath, options: Mapping[str, Any], mod
 
 def to_zarr(
     data: Any,
-    filename: Any,
+    filename: object,
     *,
     allow_pickle: bool | None = None,
     storage_options: Mapping[str, object] | None = None,
@@ -366,13 +370,13 @@ def to_zarr(
 
 
 def from_zarr(
-    filename: Any,
+    filename: object,
     *,
     mode: str = "r",
     keys: Iterable[NestedKey] | NestedKey | None = None,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    batch_size: Any = None,
+    batch_size: object = None,
     non_tensor_as_stack: bool = False,
     allow_pickle: bool | None = None,
     strict: bool = True,

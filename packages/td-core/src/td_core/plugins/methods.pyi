@@ -282,7 +282,7 @@ class DeclaredMethods:
     def reduce(
         self,
         dst: int,
-        op: Any = None,
+        op: object = None,
         async_op: bool = False,
         return_premature: bool = False,
         group: ProcessGroup | None = None,
