@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from td_core import TensorDict, lazy_stack
+from td_core.spi import RULES
 from td_nn import MissingKeyError, TensorDictModule, TensorDictModuleBase, TensorDictSequential, WrapModule
 
 ONE = torch.ones(1)
@@ -387,3 +388,38 @@ def test_construct_accepts_any_module_with_keys():
     assert seq(ONE) == (2, 1)
     with pytest.raises(MissingKeyError):
         TensorDictSequential(add(["x"], ["h"], strict=True))(TensorDict())
+
+
+class Counter(TensorDictModuleBase):
+    """A module that writes a counter beside its output."""
+
+    in_keys = ["x"]  # noqa: RUF012
+    out_keys = ["h"]  # noqa: RUF012
+
+    def forward(self, td):
+        return td.set("calls", td.get("calls", torch.tensor(0)) + 1).set("h", td["x"] * 2)
+
+
+class BareChain(TensorDictSequential):
+    """A sequence that declares its keys through the constructor of ``TensorDictModule``, as those of TorchRL do."""
+
+    def __init__(self, *members, **options):
+        super(TensorDictSequential, self).__init__(nn.ModuleList(members), ["x"], ["h"], **options)
+
+
+@pytest.mark.parametrize(("inplace", "kept"), [(True, 2), (None, 2), (False, None), ("empty", None)])
+@pytest.mark.parametrize("make", [TensorDictSequential, BareChain])
+def test_construct_by_any_constructor_selects_nothing(make, inplace, kept):
+    seq, td = make(Counter(), inplace=inplace), TensorDict(x=ONE)
+    for _ in range(2):
+        result = seq(td)
+    assert (seq.out_keys, result["h"]) == (["h"], 2)
+    assert result.get("calls", None) == kept
+    assert "calls" not in seq.select_out_keys("h")(TensorDict(x=ONE))
+
+
+def test_assign_out_keys_in_program_of_tensordict_selects_nothing(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    seq = chain()
+    seq.out_keys = ["y"]
+    assert (seq.out_keys, entries(seq(TensorDict(x=ONE)))) == (["y"], {"x": 1, "h": 2, "y": 3})

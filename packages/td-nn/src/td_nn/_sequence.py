@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 from torch import nn
 
 from td_core import TensorCollection, TensorDict
+from td_core.spi import RULES
 from td_core.typing import NestedKey
 
 from ._data_flow import FlowReport, check_flow, draw_flow, show_flow
@@ -75,7 +76,6 @@ class TensorDictSequential(TensorDictModule):
         container = _contain(_pairs(modules))
         in_keys, out_keys = self._compute_in_and_out_keys(_members(container))
         super().__init__(container, in_keys, out_keys, inplace=inplace)
-        self.__dict__.pop("_selected_out_keys", None)
         self.partial_tolerant = partial_tolerant
         if selected_out_keys is not None:
             self.select_out_keys(*as_keys(selected_out_keys, "selected_out_keys", known=out_keys))
@@ -95,7 +95,8 @@ class TensorDictSequential(TensorDictModule):
         return in_keys, list(out_keys)
 
     def _take_keys(self, name: str) -> None:
-        if name == "out_keys":  # an assignment selects among the outputs of the members
+        # An assignment selects among the outputs of the members, but not that of the constructor, before there are members.
+        if name == "out_keys" and "module" in self._modules and not RULES.follows_tensordict:
             self.__dict__["_selected_out_keys"] = self._all_out_keys
 
     def _filter_results(self, does: bool) -> None:
