@@ -12,6 +12,7 @@ import torch
 from torch import distributions as dist
 
 from td_core import KeyPathError, TensorDict, TensorDictParams, lazy_stack
+from td_core.spi import RULES
 from td_nn import (
     CompositeDistribution,
     Delta,
@@ -19,6 +20,8 @@ from td_nn import (
     MissingKeyError,
     ProbabilisticTensorDictModule,
     SelectionError,
+    TensorDictSequential,
+    set_composite_lp_aggregate,
     set_interaction_type,
     set_skip_existing,
 )
@@ -285,6 +288,36 @@ def test_composite_with_unwritten_out_key_raises(partial):
         ProbabilisticTensorDictModule(
             ["params"], ["other"], distribution_class=cls, distribution_kwargs={} if partial else kwargs
         )(TensorDict(params=params))
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize(
+    ("aggregate", "scores"),
+    [
+        (None, []),
+        (False, ["a_log_prob", ("n", "b_log_prob")]),
+        (True, ["a_log_prob", ("n", "b_log_prob"), "sample_log_prob"]),
+    ],
+)
+def test_composite_in_program_of_tensordict_writes_components(aggregate, scores, partial, monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    kwargs = {"distribution_map": COMPONENTS, "name_map": {"unknown": "x"}, "extra_kwargs": {"unknown": {}}}
+    cls = functools.partial(CompositeDistribution, **kwargs) if partial else CompositeDistribution
+    params = TensorDict({"a": {"loc": LOC, "scale": SCALE}, ("n", "b"): {"logits": LOC}})
+    with set_composite_lp_aggregate(bool(aggregate)):
+        module = ProbabilisticTensorDictModule(
+            ["params"],
+            ["other"],
+            distribution_class=cls,
+            distribution_kwargs={} if partial else kwargs,
+            return_log_prob=aggregate is not None,
+        )
+        result = TensorDictSequential(module)(TensorDict(params=params))
+    assert module.dist_sample_keys == ["other"]
+    assert torch.equal(result["a"], LOC)
+    assert torch.equal(result["n", "b"], LOC.argmax())
+    written = [key for key in result.keys(True, True) if "params" not in key]
+    assert sorted(written, key=str) == sorted(["a", ("n", "b"), *scores], key=str)
 
 
 @pytest.mark.parametrize("kind", ["random", "mean"])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch import distributions as dist
 
 from td_core import TensorCollection, TensorDict, unravel_key
+from td_core.spi import RULES
 from td_core.typing import BatchSize, NestedKey
 
 from ._aggregate import composite_lp_aggregate
@@ -465,7 +466,7 @@ def _check_params(params: object) -> None:
 
 def _refuse_unknown(names: Iterable[Key], known: Collection[Key], where: str) -> None:
     unknown = [name for name in names if name not in known]
-    if unknown:
+    if unknown and not RULES.follows_tensordict:
         raise ModuleKeysError(
             f"{where} has {', '.join(map(repr, unknown))}, which is not the name of a component; "
             f"the components are {list(known)}"

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from td_core import TensorCollection, TensorDict
+from td_core.spi import RULES
 from td_core.typing import NestedKey
 
 from ._aggregate import composite_lp_aggregate
@@ -165,7 +166,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return [SINK] if names is None else names
 
     def _refuse_unwritten(self, keys: list[Key], written: Collection[Key]) -> None:
-        """Raise ModuleKeysError if a composite does not write one of the declared keys."""
+        """Raise ModuleKeysError if a composite does not write one of the declared keys; programs of tensordict may do so."""
+        if RULES.follows_tensordict:
+            return
         never = [key for key in keys if key != SINK and key not in written]
         if never:
             raise ModuleKeysError(
