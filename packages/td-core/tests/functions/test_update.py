@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core.errors import (
     BatchSizeError,
     KeyPathError,
@@ -17,6 +17,7 @@ from td_core.errors import (
     LockedError,
     StructureError,
 )
+from td_core.spi import RULES
 
 
 class TestUpdate:
@@ -467,3 +468,55 @@ def test_update_keys_to_update_accepts_any_mapping_form(source: dict[Any, Any]) 
     td = TensorDict({"n": {"a": 0, "b": 0}})
     td.update(source, keys_to_update=[("n", "a")])
     assert td.to_dict() == {"n": {"a": torch.tensor(1), "b": torch.tensor(0)}}
+
+
+class TestLenientUpdate:
+    """``update_`` in programs of tensordict: entries that the target lacks are skipped, if it has another one."""
+
+    @pytest.fixture(autouse=True)
+    def follow_tensordict(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(RULES, "follows_tensordict", True)
+
+    SOURCES: ClassVar = {
+        "leaf": ({"a": torch.ones(2), "z": torch.ones(3)}, [1, 0]),
+        "value": ({"a": torch.ones(2), "z": "hello"}, [1, 0]),
+        "nested leaf": ({"a": torch.ones(2), "n": {"b": torch.ones(2), "z": torch.ones(2)}}, [1, 1]),
+        "node": ({"a": torch.ones(2), "z": {"b": torch.ones(2)}}, [1, 0]),
+        "only key of a node": ({"a": torch.ones(2), "n": {"z": torch.ones(2)}}, [1, 0]),
+        "key path": ({("n", "b"): torch.ones(2), ("n", "z"): torch.ones(2)}, [0, 1]),
+    }
+    KINDS: ClassVar = {
+        "dense": lambda td: td,
+        "locked": lambda td: td.lock_(),
+        "shared": lambda td: td.share_memory_(),
+        "lazy": lambda td: lazy_stack([td, td.clone()]),
+        "parameters": lambda td: TensorDictParams(td).data,
+    }
+
+    @pytest.mark.parametrize("method", ["update_", "copy_"])
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("name", SOURCES)
+    def test_update_in_place_skips_entries_target_lacks(self, name: str, kind: str, method: str) -> None:
+        source, expected = self.SOURCES[name]
+        target = self.KINDS[kind](TensorDict(a=torch.zeros(2), n={"b": torch.zeros(2)}))
+        given = source
+        if kind == "lazy":
+            given = lazy_stack([TensorDict(source), TensorDict(source)])
+        elif "path" not in name:
+            given = TensorDict(source)
+        assert getattr(target, method)(given) is target
+        assert sorted(target.keys(True, True), key=str) == [("n", "b"), "a"]
+        for leaf, value in zip((target["a"], target["n", "b"]), expected, strict=True):
+            assert (leaf == value).all()
+
+    @pytest.mark.parametrize("source", [{"z": torch.ones(2)}, {"n": {"z": torch.ones(2)}}, {"z": "hello"}])
+    def test_update_in_place_without_a_common_entry_raises(self, source: dict[str, Any]) -> None:
+        target = TensorDict(a=torch.zeros(2), n={"b": torch.zeros(2)})
+        with pytest.raises(KeyPathError, match="key 'z' not found"):
+            target.update_(TensorDict(source))
+
+    def test_update_in_place_of_requested_missing_key_raises(self) -> None:
+        target = TensorDict(a=torch.zeros(2))
+        with pytest.raises(KeyPathError, match="key 'z' not found"):
+            target.update_({"a": torch.ones(2), "z": torch.ones(2)}, keys_to_update=["a", "z"])
+        assert (target["a"] == 0).all()

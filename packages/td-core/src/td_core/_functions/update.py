@@ -12,6 +12,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from .._plans.index import plan_index
+from .._python.settings import RULES
 from .._torch.arrays import tensors_in
 from .._torch.kernels import Op, make_op
 from .._tree.coerce import NUMBERS, convert_source
@@ -55,7 +56,8 @@ def update_in_place(
 
     def write(target: Core) -> None:
         writes = Transaction(non_blocking)
-        plan = Update(writes, inplace=True, strict=True)
+        lenient = RULES.follows_tensordict and keys is None
+        plan = Update(writes, inplace=True, strict=True, lenient=lenient)
         for entries in (source, more or None):
             if entries is not None and entries is not root:
                 plan.read(target, entries, keys)

@@ -55,6 +55,10 @@ class Update:
     is_leaf: IsLeaf | None = None
     resize: bool = False
     strict: bool = False
+    #: Skip entries of the source that the target lacks, unless it has none of them.
+    lenient: bool = False
+    found: bool = False
+    absent: list[KeyPathError] = field(default_factory=list)
     named: list[NamedNode] = field(default_factory=list)
 
     def read(
@@ -75,6 +79,8 @@ class Update:
         while todo:
             # Reverse the list, since todo is a stack: of several values of one key, the last must be written last.
             todo += [*self._read_level(*todo.pop())][::-1]
+        if self.absent and not self.found:
+            raise self.absent[0]
         if self.named:
             self.writes.change(self._set_names, root)
 
@@ -161,8 +167,12 @@ class Update:
             current = node._peek_child(key)
         except KeyError:
             if self.strict and not (key in node._schema.list_entries(node) and _is_none(value)):
-                raise missing_key_error(node, key, prefix) from None
+                error = missing_key_error(node, key, prefix)
+                if not self.lenient:
+                    raise error from None
+                self.absent.append(error)
             return None
+        self.found = self.found or not is_node(current)
         if type(value) is Through and not has_entries(current):
             raise KeyThroughLeafError(
                 f"{show_path((*prefix, key))} is not a collection, so it has no entry {next(iter(value))!r} to update"
