@@ -1,4 +1,4 @@
-"""Names for programs of tensordict: printed collections are parsed into zeros, and lazy views do not exist."""
+"""Names for programs of tensordict: printed collections are parsed into zeros, and stacks are lazy on request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import td_core
 from td import lazy_legacy, parse_tensor_dict_string, set_lazy_legacy
 from td_core import LazyStackedTensorDict, TensorDict, set_printoptions
 
@@ -87,12 +88,33 @@ class TestParse:
         assert parse_tensor_dict_string(repr(td)).depth == 2000
 
 
-def test_set_lazy_legacy_true_raises() -> None:
-    assert lazy_legacy() is False
-    assert lazy_legacy(allow_none=True) is None
-    with set_lazy_legacy(False):
-        pass
-    set_lazy_legacy(False).set()
-    assert set_lazy_legacy(False)(len) is len
-    with pytest.raises(NotImplementedError, match="lazy views do not exist here"):
-        set_lazy_legacy(True)
+class TestLazyLegacy:
+    def test_stack_under_lazy_legacy_returns_lazy_stack_of_same_contents(self) -> None:
+        rows = [TensorDict(a=torch.full((2,), i), batch_size=[2]) for i in range(3)]
+        expected = torch.stack([row["a"] for row in rows], 1)
+        for stack in (torch.stack, TensorDict.stack, td_core.stack, TensorDict.maybe_dense_stack):
+            with set_lazy_legacy(True):
+                lazy = stack(rows, dim=1)
+            assert (type(lazy), lazy.stack_dim) == (LazyStackedTensorDict, 1)
+            assert torch.equal(lazy["a"], expected)
+            assert type(stack(rows, dim=1)) is TensorDict
+
+    def test_other_joins_under_lazy_legacy_stay_dense(self) -> None:
+        rows = [TensorDict(a=torch.full((2,), i), batch_size=[2]) for i in range(3)]
+        out = TensorDict(a=torch.zeros(3, 2, dtype=torch.long), batch_size=[3, 2])
+        with set_lazy_legacy(True):
+            assert torch.stack(rows, out=out) is out
+            assert type(torch.cat(rows)) is TensorDict
+            assert type(td_core.pad_sequence(rows)) is TensorDict
+            assert type(td_core.dense_stack_tds(rows, 0)) is TensorDict
+            assert type(td_core.dense_stack_tds(torch.stack(rows))) is TensorDict
+        assert out["a"].tolist() == [[0, 0], [1, 1], [2, 2]]
+
+    def test_lazy_legacy_returns_what_was_set(self) -> None:
+        assert (lazy_legacy(), lazy_legacy(allow_none=True)) == (False, None)
+        with set_lazy_legacy(True):
+            assert lazy_legacy() is lazy_legacy(allow_none=True) is True
+            with set_lazy_legacy(False):
+                assert lazy_legacy(allow_none=True) is False
+        assert set_lazy_legacy(True)(lazy_legacy)() is True
+        assert lazy_legacy(allow_none=True) is None

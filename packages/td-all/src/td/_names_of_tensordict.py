@@ -1,20 +1,16 @@
-"""Functions that only programs of tensordict call: its switch for lazy views, and the parser of printed collections."""
+"""Functions that only programs of tensordict call: its switch for lazy stacks, and the parser of printed collections."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from td_core import TensorDict
-from td_core.spi import SHORT_NAMES, make_dense
+from td_core.spi import SHORT_NAMES, Switch, make_dense
 
 __all__ = ["lazy_legacy", "parse_tensor_dict_string", "set_lazy_legacy"]
-
-FnT = TypeVar("FnT", bound=Callable[..., object])
 
 _COMPACT_ROOT = re.compile(
     r"\w+\(batch_size=\[([\d,]*)\](?:, device=([\w:]+))?(?:, stack_dim=\d+)?, fields=\{"
@@ -119,40 +115,33 @@ def _unreadable(text: str, position: int) -> ValueError:
     )
 
 
-class set_lazy_legacy(nullcontext[None]):  # noqa: N801  named as in tensordict
-    """Accept the switch of tensordict for legacy lazy views; only False is supported, since td has no lazy views.
+class set_lazy_legacy(Switch):  # noqa: N801  named as in tensordict
+    """Make ``stack`` create lazy stacks, as a context manager or decorator, or permanently with ``.set()``.
 
-    Raises:
-        NotImplementedError: ``mode`` is True.
+    Other operations return the same contents with either setting: views of the leaves.
 
-    >>> with set_lazy_legacy(False):
-    ...     lazy_legacy()
-    False
+    Args:
+        mode: whether ``torch.stack`` and ``TensorDict.stack`` create a lazy stack, unless ``out`` is given.
+
+    >>> with set_lazy_legacy(True):
+    ...     torch.stack([TensorDict(a=0), TensorDict(a=1)])
+    LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
     """
 
+    _name = "stacks_lazily"
+
     def __init__(self, mode: bool) -> None:
-        super().__init__()
-        if mode:
-            raise NotImplementedError(
-                "lazy views do not exist here: shape operations return collections whose leaves are views; "
-                "use lazy_stack() for a stack that keeps its members (set_lazy_legacy was given True)"
-            )
-
-    def set(self) -> None:
-        """Do nothing: the setting is always False."""
-
-    def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn`` unchanged."""
-        return fn
+        super().__init__(bool(mode))
 
 
 def lazy_legacy(allow_none: bool = False) -> bool | None:
-    """Return False: shape operations never return lazy views.
+    """Return whether ``stack`` creates lazy stacks, see :class:`set_lazy_legacy`.
 
     Args:
-        allow_none: return None instead, which means that the switch was never set.
+        allow_none: return None if that was never set in this thread, instead of False.
 
     >>> lazy_legacy()
     False
     """
-    return None if allow_none else False
+    mode: bool | None = set_lazy_legacy._settings.stacks_lazily
+    return mode if allow_none else bool(mode)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._plans.plans import wrap_dim
 from .._plans.shapes import Join, cat_plan, stack_plan
+from .._python.settings import RULES, SETTINGS
 from .._tree.coerce import convert_source
 from .._tree.defaults import (
     add_key_note,
@@ -57,6 +58,14 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     >>> stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
     tensor([0, 1])
     """
+    if SETTINGS.stacks_lazily and out is None:
+        lazy: ItemT = lazy_stack(input, dim)
+        return lazy
+    return stack_densely(input, dim, out)
+
+
+def stack_densely(input: Iterable[ItemT], dim: int, out: Any = None) -> ItemT:
+    """Stack as :func:`stack` does, but never as a lazy stack."""
     items = _list_items(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
@@ -65,8 +74,9 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     size = sizes[0]
     if sizes != [size] * len(sizes):
         i, other = next((i, other) for i, other in enumerate(sizes) if other != size)
+        start = RULES.begin("stacking tensordicts requires them to have congruent batch sizes")
         raise BatchSizeError(
-            f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
+            f"{start}cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
             "use lazy_stack() to keep both"
         )
     result: ItemT = _join_items(items, stack_plan(size, dim, len(items)), out)
@@ -272,13 +282,13 @@ def dense_stack_tds(td_list: Sequence[object] | Core, dim: int | None = None) ->
         stack_dim = stacked[1]
         if position not in (None, stack_dim):
             raise ValueError(f"dim {dim} is not the stack dim, {stack_dim}; leave it out")
-        result = stack(td_list.unbind(stack_dim), stack_dim)
+        result = stack_densely(td_list.unbind(stack_dim), stack_dim)
         if td_list._names is not None:
             result._set_names(td_list._names)
         return result
     if dim is None:
         raise ValueError("dense_stack_tds needs dim for a list of collections")
-    return stack(td_list, dim)
+    return stack_densely(td_list, dim)
 
 
 def merge_tensordicts(

@@ -34,7 +34,7 @@ from .._tree.walks import has_entries, visit, zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
-from .joining import stack
+from .joining import stack_densely
 from .operands import raise_at_entry, raise_at_leaf, run_each_leaf, transform, write_result
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
@@ -320,7 +320,7 @@ def compute_quantiles(
         if reduce:
             return call(concat_features(node, "quantile"), -1)
         item = reduce_features(node, lambda value: call(value, -1), front)
-        result = item[0] if front is None else stack(item)
+        result = item[0] if front is None else stack_densely(item, 0)
     else:
         dims = parse_dims(node, "quantile", dim)
         make = make_single_dim_call(call, keep, front is not None)

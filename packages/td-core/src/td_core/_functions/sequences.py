@@ -17,7 +17,7 @@ from .._tree.ragged import make_padded_tensor
 from .._tree.walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
-from .joining import cat, lazy_stack, stack
+from .joining import cat, lazy_stack, stack_densely
 from .padding import get_largest_size, stack_padded
 
 __all__ = ["pad_sequence", "unpad_sequence"]
@@ -128,7 +128,7 @@ def _pad_values(entries: list[Core], side: str) -> Core:
                 filler: Any = coercer.convert(None, shape, entry.device)
                 entry = cat([filler, entry] if side == "left" else [entry, filler], dim)
         padded.append(entry)
-    return stack(padded, 0)
+    return stack_densely(padded, 0)
 
 
 def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:

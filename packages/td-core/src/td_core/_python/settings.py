@@ -53,6 +53,8 @@ class _Settings(threading.local):
         self.entered: list[tuple[object, Any]] = []
         self.print_options: dict[str, object] = dict(_PRINT_OPTIONS)
         self.get_defaults_to_none = True
+        #: Whether ``stack`` makes lazy stacks, as programs of tensordict ask for; None if that was never set.
+        self.stacks_lazily: bool | None = None
 
 
 SETTINGS = _Settings()
@@ -152,6 +154,10 @@ class Rules:
     def __init__(self) -> None:
         #: Whether to read lists, compare columns and load parameters as tensordict does.
         self.follows_tensordict = False
+
+    def begin(self, text: str) -> str:
+        """Return the beginning of an error message, by which programs of tensordict recognise the error; else nothing."""
+        return f"{text}: " if self.follows_tensordict else ""
 
 
 RULES = Rules()
