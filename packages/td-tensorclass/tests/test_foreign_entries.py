@@ -17,7 +17,14 @@ from td_core import TensorDict, from_any, from_pytree, lazy_stack
 from td_core.errors import BatchSizeError
 from td_core.spi import RULES, Coercer, hookimpl
 from td_core.testing import installed
-from td_tensorclass import NonTensorData, NonTensorStack, TypedTensorDict, UnknownFieldError, tensorclass
+from td_tensorclass import (
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    TypedTensorDict,
+    UnknownFieldError,
+    tensorclass,
+)
 
 
 class Column:
@@ -281,3 +288,21 @@ def test_foreign_column_of_other_length_raises() -> None:
     assert isinstance(FRAME, Mapping)
     with pytest.raises(BatchSizeError, match="a Frame is stored as its elements: wrap it in NonTensorData"):
         TensorDict({"a": FRAME}, [3])
+
+
+class Labelled(TensorClass):
+    x: torch.Tensor
+    label: str = "default"
+
+
+@pytest.mark.parametrize("make", ["from_dict", "from_tensordict"])
+def test_field_without_value_has_default_or_none_as_in_tensordict(
+    make: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TensorDict(x=torch.zeros(2), batch_size=[2])
+    build = {"from_dict": lambda: Labelled.from_dict({"x": source["x"]}, batch_size=[2])}.get(
+        make, lambda: Labelled.from_tensordict(source)
+    )
+    assert build().label == "default"
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    assert (build().label, build().batch_size) == (None, (2,))

@@ -18,6 +18,7 @@ from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorD
 from td_core.errors import BatchSizeError, StructureError
 from td_core.spi import (
     PLAIN,
+    RULES,
     Node,
     Wrapper,
     as_batch_size,
@@ -234,7 +235,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             inner = inner._with_children({**children, **declared})
         elif non_tensordict:
             inner = inner._shallow_copy()
-        if cls._schema.defaulted:
+        if cls._schema.defaulted and not RULES.follows_tensordict:
             inner = cls._add_defaults(inner, {*non_tensordict} if non_tensordict else ())
         node = cls._wrap_unchecked(inner)
         if non_tensordict:
@@ -309,7 +310,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             absent = [name for name, value in input_dict.items() if value is None]
             input_dict = {
                 name: NonTensorData(value)
-                if isinstance(value, Mapping) and collection_class(cls._schema.hint(name)) is None
+                if isinstance(value, Mapping)
+                and not isinstance(value, Node)
+                and collection_class(cls._schema.hint(name)) is None
                 else value
                 for name, value in input_dict.items()
                 if value is not None
