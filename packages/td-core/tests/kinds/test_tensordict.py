@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -67,6 +68,7 @@ def test_construct_key_and_nested_key_below_it_raises():
         (({"a": torch.zeros(2)}, [3]), BatchSizeError, r"key 'a' has shape \[2\].*batch size \[3\]"),
         (({"a": 1}, [3]), BatchSizeError, "a number has no dims, so expand it first"),
         (({}, [-1]), BatchSizeError, r"no negative dim; got \[-1\]"),
+        (({}, [np.int64(2), -1]), BatchSizeError, r"no negative dim; got \[2, -1\]"),
         (({}, "x"), BatchSizeError, "a batch size is an int or a sequence of ints"),
         ((torch.zeros(3),), ValueError, "a mapping or a collection; got Tensor"),
         (({"a": torch.zeros(3)}, [3], None, ["t", "u"]), DimNamesError, "got 2 names"),

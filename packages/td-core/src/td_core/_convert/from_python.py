@@ -410,7 +410,7 @@ def _entries(what: str, source: object) -> Mapping[Any, object]:
     source = convert_source(source)
     if isinstance(source, Core) and has_entries(source):
         return get_all_entries(source)
-    if not isinstance(source, Mapping):
+    if isinstance(source, Core) or not isinstance(source, Mapping):
         raise TypeError(f"{what} takes a mapping or a collection of entries; got {type(source).__name__}")
     return source
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, strided
 
-from .._python.settings import SETTINGS
+from .._python.settings import RULES, SETTINGS
 from .._tree.coerce import coerce
 from .._tree.defaults import (
     add_nested,
@@ -82,9 +82,10 @@ def missing_length_error(node: Core) -> TypeError:
     )
 
 
-def missing_rows_error(node: Core) -> StructureError:
+def missing_rows_error(node: Core) -> StructureError | TypeError:
     """Return the error for a loop over a collection without batch dims."""
-    return StructureError(
+    error = TypeError if RULES.follows_tensordict else StructureError
+    return error(
         f"cannot iterate over a {type(node).__name__} without batch dims; use keys(). A library that searches a "
         "batch for tensors finds them after td_core.count_as_mapping(); log() of Lightning also takes batch_size="
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._plans.plans import ShapePlan
 from .._plans.shapes import Join
+from .._python.settings import RULES
 from .._tree.components import cat_components
 from .._tree.defaults import check_same_keys, leaf_node_mismatch_error, show_path
 from .._tree.node import Child, Core
@@ -29,8 +30,9 @@ def zip_entries(
     else:
         # Fast path: dicts with keys in one order need no look-ups. zip(strict=True) would be measurably slower.
         return zip(keys, zip(*map(dict.values, columns)))
+    start = RULES.begin("The sets of keys in the tensordicts to stack are exclusive")
     for column in columns:
-        check_same_keys(columns[0], column, path)
+        check_same_keys(columns[0], column, path, start)
     return ((key, [column[key] for column in columns]) for key in keys)
 
 
@@ -66,7 +68,11 @@ def join_nested_tensors(
     """Join the components of nested tensors, which the function of the plan cannot join; raise an error for other leaves."""
     joined = cat_components(plan, values)
     if joined is None:
-        raise join_error(values, path, error) from error
+        stacks = isinstance(plan, Join) and plan.stacks
+        start = (
+            "The shapes of the tensors to stack is incompatible" if stacks else "Sizes of tensors must match"
+        )
+        raise join_error(values, path, error, RULES.begin(start)) from error
     return joined
 
 
@@ -81,7 +87,9 @@ def check_even(values: Sequence[Core], n: int, path: tuple[str, ...]) -> None:
             )
 
 
-def join_error(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
+def join_error(
+    values: Sequence[Child], path: tuple[str, ...], error: Exception, start: str = ""
+) -> StructureError:
     """Build the error for entries that torch cannot join: it states the kind, shape or device that differs."""
     first = values[0]
     for i, value in enumerate(values):
@@ -95,7 +103,7 @@ def join_error(values: Sequence[Child], path: tuple[str, ...], error: Exception)
         if left != right:
             nested = ", or densify() a lazy stack to make a nested tensor of them" if what == "shape" else ""
             return StructureError(
-                f"cannot join: {show_path(path)} has {what} {left} in item 0 and {right} in item {i}; "
+                f"{start}cannot join: {show_path(path)} has {what} {left} in item 0 and {right} in item {i}; "
                 f"use lazy_stack() to keep both{nested}"
             )
-    return StructureError(f"cannot join: {show_path(path)}: {error}")
+    return StructureError(f"{start}cannot join: {show_path(path)}: {error}")

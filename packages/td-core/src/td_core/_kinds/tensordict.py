@@ -81,7 +81,9 @@ def _read_source(
         if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
             names = source._names
         return dict(get_all_entries(source)), names
-    if not isinstance(source, Mapping):
+    if isinstance(source, Core) or not isinstance(
+        source, Mapping
+    ):  # after count_as_mapping(), stacks of values are both
         raise ValueError(
             f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"
         )

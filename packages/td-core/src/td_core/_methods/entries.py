@@ -26,6 +26,7 @@ from .._functions.entries import (
     set_rows,
     write_held_entry,
 )
+from .._python.settings import RULES
 from .._tree.coerce import build_nested
 from .._tree.defaults import check_cycle, get_entry, show_path, unwrap_entry
 from .._tree.dim_names import take_names
@@ -385,7 +386,7 @@ class EntryMixin(Core):
         return key in self._children()
 
     def __len__(self) -> int:
-        """Return the size of the first batch dim.
+        """Return the size of the first batch dim; without batch dims, 0 after ``td.install_as_tensordict()``.
 
         Raises:
             TypeError: the collection has no batch dims. With a length of 0, ``torch.tensor`` would convert a list of
@@ -393,6 +394,8 @@ class EntryMixin(Core):
         """
         if batch_size := self.batch_size:
             return batch_size[0]
+        if RULES.follows_tensordict:
+            return 0
         raise missing_length_error(self)
 
     def __iter__(self) -> Iterator[Self]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._python.settings import RULES
 from ..errors import BatchSizeError, DimError
 from ..typing import BatchSize, Names
 from .steps import (
@@ -403,10 +404,14 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
                 f"a batch size is an int or a sequence of ints; got {batch_size!r}"
             ) from error
     for dim in batch_size:
+        if (
+            dim == -1 and RULES.follows_tensordict
+        ):  # the ragged dim of nested tensors, which ends the batch dims here
+            return batch_size[: batch_size.index(-1)]
         if dim < 0:
             raise BatchSizeError(f"a batch size has no negative dim; got {list(batch_size)}")
         if type(dim) is not int and isinstance(dim, np.integer):
-            return torch.Size(as_ints(batch_size))
+            return as_batch_size(as_ints(batch_size))
     return batch_size
 
 

@@ -157,13 +157,15 @@ def _call_once(fn: Callable[[Tensor], Tensor], made: dict[Tensor, Tensor], leaf:
     return made[leaf]
 
 
-def check_same_keys(wanted: Mapping[str, Child], actual: Mapping[str, Child], path: tuple[str, ...]) -> None:
-    """Raise KeyMismatchError unless two mappings have the same keys, in any order."""
+def check_same_keys(
+    wanted: Mapping[str, Child], actual: Mapping[str, Child], path: tuple[str, ...], start: str = ""
+) -> None:
+    """Raise KeyMismatchError unless two mappings have the same keys, in any order; ``start`` begins its message."""
     if wanted.keys() != actual.keys():
         missing = [key for key in wanted if key not in actual]
         extra = [key for key in actual if key not in wanted]
         raise KeyMismatchError(
-            f"the structures differ at {show_path(path)}: missing keys {missing}, extra keys {extra}; "
+            f"{start}the structures differ at {show_path(path)}: missing keys {missing}, extra keys {extra}; "
             "select() the common keys first, or give default= where the operation has it"
         )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .._python.settings import RULES
 from .._torch.kernels import PLAIN, is_grad_needed
 from .._torch.private import functorch_level
 from ..errors import StructureError
@@ -97,10 +98,11 @@ def make_ragged_error(key: str, entries: list[Child], error: Exception) -> Struc
     shapes = [
         get_display_shape(entry) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries
     ]
+    start = RULES.begin("Failed to stack tensors within a tensordict")
     if len(set(shapes)) == 1:
-        return StructureError(f"cannot stack {show_path((key,))}: {error}")
+        return StructureError(f"{start}cannot stack {show_path((key,))}: {error}")
     return StructureError(
-        f"cannot stack {show_path((key,))}: its shapes differ between members, {shapes}; read it with "
+        f"{start}cannot stack {show_path((key,))}: its shapes differ between members, {shapes}; read it with "
         "get(key, as_nested_tensor=True), as_padded_tensor=True or as_list=True"
     )
 

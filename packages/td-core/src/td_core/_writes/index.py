@@ -98,7 +98,7 @@ class IndexedWrite:
             value = convert_source(value, torch.Size(self.lead), root.device, path)
         if isinstance(value, Core) and has_entries(value):
             value = as_rows(value, torch.Size(self.lead))
-        elif not (isinstance(value, Mapping) or is_scalar(value)):
+        elif isinstance(value, Core) or not (isinstance(value, Mapping) or is_scalar(value)):
             raise _source_error(value)
         self.todo.append(Level(root, value, path, dims))
         while self.todo or self.new:
