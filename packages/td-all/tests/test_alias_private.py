@@ -102,6 +102,22 @@ MEMBERS = [
     ("data.lock_().clone().lock_()._set_str('q', torch.ones(3), validated=True, inplace=False)", "LockedError: *"),
     ("data.clone().lock_()._set_str('q', torch.ones(3), validated=True, inplace=False, ignore_lock=True)['q']",
      "tensor([1., 1., 1.])"),
+    ("(c := data.clone(), c._set_str('n', TensorDict(z=torch.ones(3)), validated=True, inplace=False), list(c['n'].keys()))[-1]",
+     "['z']"),
+    ("data.clone().lock_()._set_str('n', TensorDict(z=1), validated=True, inplace=False, ignore_lock=True)['n'].sorted_keys",
+     "['z']"),
+    ("(c := data.clone(), n := c['n'], c._set_str('n', TensorDict(b=torch.ones(3)), validated=True, inplace=True), n['b'])[-1]",
+     "tensor([1, 1, 1])"),
+    ("(p := TensorDictParams(TensorDict(w=torch.ones(2))))._param_td['w'] is p['w'], type(p._param_td).__name__",
+     "(True, 'TensorDict')"),
+    ("(p := TensorDictParams(TensorDict(w=torch.ones(2))), t := p._param_td, shift(t), p['w'].tolist())[-1]", "[2.0, 2.0]"),
+    ("(r := Record._from_tensordict(TensorDict(x=torch.zeros(2), batch_size=[2]))), r.x.tolist(), r.note",
+     "(*[0.0, 0.0], None)"),
+    ("(t := TensorDict(x=torch.zeros(2)), Record._from_tensordict(t)._tensordict is t)[-1]", "True"),
+    ("Record._from_tensordict(TensorDict(x=torch.zeros(2)), {'note': 'n'}).note", "'n'"),
+    ("Record._from_tensordict(rows.select('a').rename_key_('a', 'x'))[1].x.shape", "torch.Size([3])"),
+    ("Record._from_tensordict(TensorDict(q=torch.zeros(2)))", "UnknownFieldError: Record has no field 'q'*"),
+    ("NonTensorData._from_tensordict(TensorDict(batch_size=[2]), {'data': 'a'}).tolist()", "['a', 'a']"),
     ("data._td_dim_names, rows._td_dim_names, data._has_names(), rows._has_names()", "(['t'], None, True, False)"),
     ("data._fast_apply(lambda x: x + 1)['n', 'b']", "tensor([1, 2, 3])"),
     ("data._fast_apply(lambda x, y: x + y, data, propagate_lock=True, checked=True)['n', 'b']", "tensor([0, 2, 4])"),
@@ -157,6 +173,12 @@ from tensordict.utils import (
 )
 nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)])
 seen = []
+class Record(TensorClass):
+    x: torch.Tensor
+    note: str = "default"
+def shift(t):
+    with torch.no_grad():
+        t += 1
 tree = TensorDict(l=torch.zeros(2), r=rows, s="x", batch_size=[2])
 """
 
@@ -269,8 +291,9 @@ def test_private_members_exist_under_the_alias_only():
     code = """
 import td
 names = ("_fast_apply", "_apply_nest", "_get_str", "_set_str", "_get_sub_tensordict", "_stack_onto_", "_sync_all",
-         "_has_names", "_td_dim_names", "_new_unsafe", "_has_exclusive_keys")
-print([name for name in names if hasattr(td.TensorDict, name) or hasattr(td.LazyStackedTensorDict, name)])
+         "_has_names", "_td_dim_names", "_new_unsafe", "_has_exclusive_keys", "_from_tensordict", "_param_td")
+classes = (td.TensorDict, td.LazyStackedTensorDict, td.TensorClass, td.NonTensorData, td.TensorDictParams)
+print([name for name in names for cls in classes if hasattr(cls, name)])
 print(issubclass(td.NonTensorStack, td.LazyStackedTensorDict), issubclass(td.TensorDict, __import__("typing").Mapping))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -141,7 +141,7 @@ ELSEWHERE = {
     ("store", "TensorDictStore"): ("td_redis", "TensorDictStore"),
     ("tensorclass", "_reconstruct_typed_metadata"): ("td._foreign_pickles", "make_metadata"),
     ("", "LazyStackedTensorDictStore"): ("td_redis", "LazyStackedTensorDictStore"),
-    ("", "PersistentTensorDict"): ("td_hdf5", "PersistentTensorDict"),
+    ("", "PersistentTensorDict"): ("td._persistent_names", "PersistentTensorDict"),
     ("", "TensorDictStore"): ("td_redis", "TensorDictStore"),
     ("", "from_arrow"): ("td_arrow", "from_arrow"),
     ("", "from_csv"): ("td_arrow", "from_csv"),
@@ -171,7 +171,7 @@ ELSEWHERE = {
     ("nn.probabilistic", "_use_generator"): ("td_nn._generators", "use_generator"),
     ("nn.utils", "_set_dispatch_td_nn_modules"): ("td_nn._switches", "set_dispatch"),
     ("nn.utils", "_set_skip_existing_None"): ("td_nn._switches", "skip_as_block_says"),
-    ("persistent", "PersistentTensorDict"): ("td_hdf5", "PersistentTensorDict"),
+    ("persistent", "PersistentTensorDict"): ("td._persistent_names", "PersistentTensorDict"),
     ("prototype", "symbolic_trace"): ("td_nn.fx", "symbolic_trace"),
     ("prototype.fx", "TDGraphModule"): ("td_nn.fx", "TDGraphModule"),
     ("prototype.fx", "symbolic_trace"): ("td_nn.fx", "symbolic_trace"),
@@ -264,8 +264,9 @@ def install_as_tensordict() -> None:
     Programs written for tensordict then run unchanged, and its pickles load, also with
     ``torch.load(weights_only=True)`` if they contain no user-defined class. Call it before anything imports
     ``tensordict``; calling it again is a no-op. ``tensordict.__version__`` is the release whose interface td follows.
-    Afterwards collections count as mappings, see :func:`td_core.count_as_mapping`. They have the private methods that public
-    programs call, such as ``_fast_apply``, and a ``NonTensorStack`` counts as a lazy stack.
+    Afterwards collections count as mappings, see :func:`td_core.count_as_mapping`, and have a length of 0 without batch dims.
+    They have the private methods that public programs call, such as ``_fast_apply``, and a ``NonTensorStack`` counts as a lazy
+    stack. The page "Migrating from tensordict" lists the other rules of tensordict that hold then.
 
     Raises:
         ImportError: tensordict is already imported.

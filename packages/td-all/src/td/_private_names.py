@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -179,7 +179,11 @@ def set_entry(
     """Set an entry, or write into it; ``ignore_lock`` also replaces entries of a locked collection."""
     if inplace:
         return self.set_(key, value, non_blocking=non_blocking)
-    return self.update({key: value}, ignore_lock=ignore_lock, non_blocking=non_blocking)
+    if ignore_lock:  # a node is replaced as by set(), not merged
+        return self.update(
+            {key: value}, ignore_lock=True, is_leaf=lambda cls: True, non_blocking=non_blocking
+        )
+    return self.set(key, value, non_blocking=non_blocking)
 
 
 def index(self: td.TensorCollection, idx: object) -> object:
@@ -238,6 +242,38 @@ def make(
         non_blocking=non_blocking,
         lock=lock,
     )
+
+
+def wrap(
+    cls: Any,
+    tensordict: td.TensorCollection,
+    non_tensordict: Mapping[str, object] | None = None,
+    safe: bool | None = True,
+) -> object:
+    """Wrap a collection as an instance of a tensorclass, without copying it."""
+    return cls.from_tensordict(tensordict, non_tensordict, safe)
+
+
+def get_parameters(self: Any) -> object:
+    """Return the collection that a TensorDictParams holds."""
+    return self._inner()
+
+
+def _create_stored(make: Callable[..., object]) -> Any:
+    """Make ``from_schema`` create the files of tensordict's storages, and return them opened for writing."""
+
+    def wrapper(
+        cls: Any, /, schema: Mapping[Any, Any], *, storage: str | None = None, **options: Any
+    ) -> object:
+        if storage not in ("h5", "zarr"):
+            return make(schema, storage=storage, **options)
+        if "filename" not in options:
+            raise TypeError(f"from_schema(storage={storage!r}) needs filename=, the file to create")
+        format, open_again = ("hdf5", cls.from_h5) if storage == "h5" else ("zarr", cls.from_zarr)
+        make(schema, storage=format, **options)
+        return open_again(options["filename"], mode="r+")
+
+    return classmethod(wrapper)
 
 
 def _iter_entries(
@@ -311,4 +347,9 @@ def add_private_members() -> None:
     base.values = _list_members(base.values, lambda pair: pair[1])
     base.items = _list_members(base.items, lambda pair: pair)
     td.TensorDict._new_unsafe = classmethod(make)  # type: ignore[attr-defined]
+    td.TensorDictParams._param_td = property(get_parameters)  # type: ignore[attr-defined]
+    classes: list[Any] = [td.TensorClass, td.NonTensorDataBase]
+    for cls in classes:
+        cls._from_tensordict = classmethod(wrap)
+    base.from_schema = _create_stored(td.from_schema)
     td.LazyStackedTensorDict.register(td.NonTensorStack)
