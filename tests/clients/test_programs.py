@@ -23,6 +23,8 @@ NEEDS = {
     "rl4co_tsp": "rl4co",
     "attribution": "tdhook",
     "embedding_cache": "tensordict_cache",
+    "rsl_ppo": "rsl_rl",
+    "verl_grpo": "verl",
 }
 
 

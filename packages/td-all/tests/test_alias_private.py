@@ -102,10 +102,7 @@ MEMBERS = [
     ("data.lock_().clone().lock_()._set_str('q', torch.ones(3), validated=True, inplace=False)", "LockedError: *"),
     ("data.clone().lock_()._set_str('q', torch.ones(3), validated=True, inplace=False, ignore_lock=True)['q']",
      "tensor([1., 1., 1.])"),
-    ("(c := data.clone(), c._set_str('n', TensorDict(z=torch.ones(3)), validated=True, inplace=False), list(c['n'].keys()))[-1]",
-     "['z']"),
-    ("data.clone().lock_()._set_str('n', TensorDict(z=1), validated=True, inplace=False, ignore_lock=True)['n'].sorted_keys",
-     "['z']"),
+    ("place(data.clone(), inplace=False), place(data.clone().lock_(), inplace=False, ignore_lock=True)", "(['z'], ['z'])"),
     ("(c := data.clone(), n := c['n'], c._set_str('n', TensorDict(b=torch.ones(3)), validated=True, inplace=True), n['b'])[-1]",
      "tensor([1, 1, 1])"),
     ("(p := TensorDictParams(TensorDict(w=torch.ones(2))))._param_td['w'] is p['w'], type(p._param_td).__name__",
@@ -176,6 +173,8 @@ seen = []
 class Record(TensorClass):
     x: torch.Tensor
     note: str = "default"
+def place(t, **options):
+    return t._set_str("n", TensorDict(z=torch.ones(3)), validated=True, **options)["n"].sorted_keys
 def shift(t):
     with torch.no_grad():
         t += 1
