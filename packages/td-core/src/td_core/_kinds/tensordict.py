@@ -81,12 +81,10 @@ def _read_source(
         if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
             names = source._names
         return dict(get_all_entries(source)), names
-    if isinstance(source, Core) or not isinstance(
-        source, Mapping
-    ):  # after count_as_mapping(), stacks of values are both
-        raise ValueError(
-            f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"
-        )
+    # After count_as_mapping(), a stack of values is a mapping too.
+    if isinstance(source, Core) or not isinstance(source, Mapping):
+        found = type(source).__name__
+        raise ValueError(f"the source of a TensorDict is a mapping or a collection; got {found}")
     return source, names
 
 
