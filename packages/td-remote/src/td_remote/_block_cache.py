@@ -141,12 +141,11 @@ class BlockCache:
         path = self.folder / name
         try:
             with path.open("rb", buffering=0) as file:
-                content = memoryview(bytearray(size + _TAIL + 1))
-                count = file.readinto(content) or 0
+                content = memoryview(os.pread(file.fileno(), size + _TAIL + 1, 0))
                 used = os.fstat(file.fileno()).st_mtime
         except OSError:
             return None
-        if count != size + _TAIL or not _is_intact(content[:size], bytes(content[size:count])):
+        if len(content) != size + _TAIL or not _is_intact(content[:size], bytes(content[size:])):
             warnings.warn(
                 f"{self.folder}: a block of the cache is damaged and is read again: {name}", stacklevel=2
             )

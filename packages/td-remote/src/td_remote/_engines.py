@@ -99,7 +99,7 @@ def format_range(item: Range) -> str:
     return f"bytes={item.start}-{'' if item.stop is None else item.stop - 1}"
 
 
-def split_parts(content: Iterable[Any], size: int = PART) -> Iterator[bytes]:
+def split_parts(content: Iterable[Any], size: int = PART) -> Iterator[bytearray]:
     """Yield the bytes of buffers in parts of one size, of which the last is shorter; at least one part, which may be empty."""
     part, is_first = bytearray(), True
     for buffer in content:
@@ -109,10 +109,10 @@ def split_parts(content: Iterable[Any], size: int = PART) -> Iterator[bytes]:
             part += taken
             view = view[len(taken) :]
             if len(part) == size:
-                yield bytes(part)
+                yield part
                 part, is_first = bytearray(), False
     if part or is_first:
-        yield bytes(part)
+        yield part
 
 
 class WholeObjects:

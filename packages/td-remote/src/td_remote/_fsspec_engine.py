@@ -28,6 +28,7 @@ T = TypeVar("T")
 _STAMPS = ("ETag", "etag", "generation", "version_aware_id", "blob_id", "sha", "checksum")
 #: Fields that together are the stamp of an object without these.
 _TIMES = ("size", "LastModified", "last_modified", "Last-Modified", "mtime", "created", "modified")
+_timeout: Any = getattr(asyncio, "timeout", None)  # new in Python 3.11
 #: Threads for a file system that is not asynchronous.
 _THREADS = 16
 #: The bounds on requests by host and number of requests, in the loop of fsspec; each loop has its own.
@@ -208,7 +209,10 @@ class AsyncEngine(FsspecEngine):
         async def run(name: str, size: int, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
             async def attempt() -> T:
                 async with limit:
-                    return await asyncio.wait_for(request(), self.policy.limit(size))
+                    if _timeout is None:
+                        return await asyncio.wait_for(request(), self.policy.limit(size))
+                    async with _timeout(self.policy.limit(size)):  # needs no task of its own
+                        return await request()
 
             return await Attempts(self.policy, operation, name).run_async(attempt)
 

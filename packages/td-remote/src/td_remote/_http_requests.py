@@ -31,6 +31,12 @@ class HttpEngine(AsyncEngine):
         self._whole = WholeObjects(policy)
         self._lock: asyncio.Lock | None = None
         self._bare: Any = None
+        import aiohttp  # the file system has imported it
+
+        seconds = policy.timeout
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
+        self._given = {"timeout": timeout, **system.kwargs}
+        self._given.pop("allow_redirects", None)
 
     def locate(self, name: str) -> str:
         """Return the URL of an object."""
@@ -50,7 +56,7 @@ class HttpEngine(AsyncEngine):
         parts = list(split_parts(content))
 
         async def work() -> None:
-            async def produce() -> AsyncIterator[bytes]:
+            async def produce() -> AsyncIterator[bytearray]:
                 for part in parts:
                     yield part
 
@@ -167,19 +173,13 @@ class HttpEngine(AsyncEngine):
                 self.system.kwargs or self.system.client_kwargs
             ):
                 self._bare = self._bare or type(self.system)(skip_instance_cache=True)
-                system, options = self._bare, {**self._options(headers, {})}
+                timeout = {"timeout": self._given["timeout"]}
+                system, options = self._bare, self._options(headers, timeout)
             url = self.system.encode_url(target)
         raise OSError(f"the server redirects more than {_MAX_REDIRECTS} times")
 
     def _options(self, headers: dict[str, str] | None, given: dict[str, Any] | None = None) -> dict[str, Any]:
-        import aiohttp  # the file system has imported it
-
-        options = dict(self.system.kwargs if given is None else given)
-        options.pop("allow_redirects", None)
-        seconds = self.policy.timeout
-        options.setdefault(
-            "timeout", aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
-        )
+        options = dict(self._given if given is None else given)
         options["headers"] = {**options.get("headers", {}), "Accept-Encoding": "identity", **(headers or {})}
         return options
 
@@ -196,8 +196,11 @@ class HttpEngine(AsyncEngine):
         )
 
 
-async def _read_exactly(answer: Any, size: int) -> bytearray:
+async def _read_exactly(answer: Any, size: int) -> bytes | bytearray:
     """Return the first bytes of an answer, and no more, however many it has."""
+    if answer.headers.get("Content-Length") == str(size):
+        whole: bytes = await answer.read()
+        return whole
     content = bytearray(size)
     view, done = memoryview(content), 0
     while done < size:

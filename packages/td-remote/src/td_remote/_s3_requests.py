@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
@@ -14,8 +15,8 @@ from ._engines import Answer, format_range, refuse_short, split_parts
 from ._fsspec_engine import AsyncEngine
 from ._retries import find_status, make_missing_error
 
-#: The parts of one upload that are under way at the same time.
-_PARTS = 4
+#: The parts of one upload that are under way at the same time: the client has three copies of each.
+_PARTS = 2
 
 
 class S3Engine(AsyncEngine):
@@ -63,8 +64,8 @@ class S3Engine(AsyncEngine):
 
     def put(self, name: str, content: Iterable[Any], create: bool) -> None:
         """Write an object, a large one in parts; ``create`` is a condition of the last request."""
-        parts = split_parts(content)
-        first = list(islice(parts, 2))
+        parts = map(bytes, split_parts(content))
+        first = list(islice(parts, _PARTS))
         place: dict[str, Any] = {**self._place_of(name), **({"IfNoneMatch": "*"} if create else {})}
         if len(first) == 1:
             self._send("put_object", name, place, Body=first[0])
@@ -109,6 +110,8 @@ class S3Engine(AsyncEngine):
         return self.gather("write", [(name, size, partial(self._call, method, place, **options))])[0]
 
     async def _call(self, method: str, place: dict[str, Any], **options: Any) -> Any:
+        if "Body" in options:  # a file is sent in pieces, bytes are copied as a whole
+            options["Body"] = io.BytesIO(options["Body"])
         return await self.system._call_s3(method, **place, **options)
 
     def _place_of(self, name: str) -> dict[str, str]:

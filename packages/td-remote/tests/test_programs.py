@@ -1,0 +1,131 @@
+"""Whole programs against servers: what a newcomer writes, a training through cut connections, and where secrets are not."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import CREDENTIALS
+from servers import WebServer
+
+import td_core
+from td_core import TensorDict
+from td_core.typing import Range
+from td_remote import Remote, copy
+
+FORMATS = {"safetensors": ".safetensors", "memmap": "", "tdz": ".tdz", "zarr": ".zarr", "hdf5": ".h5"}
+
+
+def require(name: str) -> None:
+    """Skip the test without the package of a format."""
+    pytest.importorskip("td_memmap" if name in ("memmap", "tdz") else f"td_{name}")
+
+
+def make_data(rows: int = 40) -> TensorDict:
+    return TensorDict(
+        {"x": torch.arange(rows * 8.0).view(rows, 8), "n": {"y": torch.arange(rows)}}, batch_size=[rows]
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_newcomer_saves_opens_and_trains(name: str, s3: Callable[..., Remote]) -> None:
+    require(name)
+    remote = s3(f"data{FORMATS[name]}")
+    url, data = remote.url, make_data()
+    td_core.save(data, url)
+    assert td_core.open(url)[[30, 3]]["n", "y"].tolist() == [30, 3]
+    assert (td_core.load(url) == data).all()
+    loaders = pytest.importorskip("td_data")
+    loader = loaders.Loader(td_core.open(url), batch_size=7, shuffle=True, seed=1)
+    assert sorted(row for batch in loader for row in batch["n", "y"].tolist()) == list(range(40))
+
+
+def test_training_goes_on_through_cut_connections(
+    web: Callable[..., Remote], server: WebServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("td_safetensors")
+    loaders = pytest.importorskip("td_data")
+    data = make_data(200)
+    td_core.save(data, tmp_path / "data.safetensors")
+    server.put("/data.safetensors", (tmp_path / "data.safetensors").read_bytes())
+    loader = loaders.Loader(td_core.open(web("data.safetensors")), batch_size=10, shuffle=True, seed=3)
+    server.fault, total = "cut", torch.zeros(8)
+    for step, batch in enumerate(loader):
+        server.count = 2 * (step % 5 == 0)
+        assert torch.equal(batch["x"], data["x"][batch["n", "y"]])
+        total += batch["x"].sum(0)
+    assert torch.equal(total, data["x"].sum(0))
+
+
+def collect_files(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_secret_is_nowhere(
+    engine: str, s3_url: str, bucket: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("s3fs" if engine == "fsspec" else "obstore")
+    pytest.importorskip("td_safetensors")
+    secret = uuid.uuid4().hex
+    options: dict[str, Any] = {
+        "fsspec": {
+            "key": "user",
+            "secret": secret,
+            "client_kwargs": {"endpoint_url": s3_url, "region_name": "us-east-1"},
+        },
+        "obstore": {
+            "access_key_id": "user",
+            "secret_access_key": secret,
+            "endpoint": s3_url,
+            "region": "us-east-1",
+            "client_options": {"allow_http": True, "default_headers": {"x-note": secret}},
+        },
+    }[engine]
+    options |= {"engine": engine, "retries": 0}
+    caplog.set_level(logging.INFO)
+    url = f"s3://{bucket[1]}/data.safetensors"
+    td_core.save(make_data(), url, storage_options=options)
+    opened = td_core.open(url, storage_options={**options, "cache": str(tmp_path / "blocks")})
+    rows = opened[[1, 2]]
+    copy(Remote(url, **options), tmp_path / "copy.safetensors")
+    messages = [repr(Remote(url, **options)), repr(opened), repr(rows), Remote(url, **options).where]
+    failing: list[Callable[[], object]] = [
+        lambda: td_core.load("s3://no-such-bucket/x", storage_options=options),
+        lambda: Remote(url, **options).read([Range("none", 0, 1)]),
+        lambda: Remote(url, **options).read([Range("", 0, 1, "other")]),
+        lambda: Remote(url, **options).write("", [b"1"], create=True),
+        lambda: Remote(url, **{**options, "no_such_option": secret}).stat([""]),
+        lambda: Remote(f"http://user:{secret}@127.0.0.1:9/x", engine="fsspec", retries=0).stat([""]),
+    ]
+    for call in failing:
+        try:
+            call()
+        except (OSError, td_core.TensorDictError, TypeError, ValueError) as error:
+            chain: BaseException | None = error
+            while chain is not None:
+                messages.append(f"{chain!r} {chain}")
+                chain = chain.__cause__
+    file = io.BytesIO()
+    torch.save(opened, file)
+    content = pickle.dumps(opened) + file.getvalue() + collect_files(tmp_path)
+    assert secret.encode() not in content
+    assert [message for message in [*messages, caplog.text] if secret in message] == []
+    assert len(messages) >= 4 + 5
+
+
+@pytest.mark.parametrize("key", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_credentials_of_environment_are_not_saved(
+    key: str, s3: Callable[..., Remote], tmp_path: Path
+) -> None:
+    remote = s3("a", cache=tmp_path / "blocks")
+    info = remote.write("", [b"0123"])
+    remote.read([Range("", 0, 4, info.stamp)])
+    assert CREDENTIALS[key].encode() not in pickle.dumps(remote) + collect_files(tmp_path)
