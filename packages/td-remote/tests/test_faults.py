@@ -144,6 +144,22 @@ def test_redirect_to_other_host_drops_credentials(option: str, server: WebServer
         assert "Authorization" not in seen and "X-Key" not in seen
 
 
+def test_redirect_with_obstore_drops_credentials(server: WebServer) -> None:
+    pytest.importorskip("obstore")
+    server.put("/x/a", CONTENT)
+    headers = {"Authorization": "Bearer token-1", "Cookie": "token-1"}
+    with serve() as other:
+        other.put("/x/a", CONTENT)
+        server.other, server.fault, server.count = other, "redirect", 1
+        remote = Remote(f"{server.url}/x", engine="obstore", client_options={"default_headers": headers})
+        assert bytes(remote.read([Range("a", 1, 4)])[0]) == CONTENT[1:4]
+        remote.read([Range("a", 1, 4)])
+        (seen,) = other.seen
+        names = {name.lower() for name in seen}
+        assert "authorization" in {name.lower() for name in server.seen[-1]}
+        assert not names & {"authorization", "cookie"}
+
+
 @pytest.mark.parametrize("size", [None, 200 << 20])
 def test_large_object_of_server_without_ranges_raises(size: int | None, server: WebServer) -> None:
     pytest.importorskip("aiohttp")

@@ -64,6 +64,26 @@ def test_training_goes_on_through_cut_connections(
     assert torch.equal(total, data["x"].sum(0))
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_of_loader_read_or_say_how_to_start_them(
+    method: str, web: Callable[..., Remote], server: WebServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("td_safetensors")
+    loaders = pytest.importorskip("td_data")
+    td_core.save(make_data(), tmp_path / "data.safetensors")
+    server.put("/data.safetensors", (tmp_path / "data.safetensors").read_bytes())
+    remote = web("data.safetensors")
+    opened = td_core.open(remote)
+    assert opened[[3]]["n", "y"].tolist() == [3]
+    loader = loaders.Loader(opened, batch_size=8, num_workers=2, multiprocessing_context=method)
+    if method == "fork" and "obstore" in repr(remote):
+        with pytest.raises(RuntimeError, match="start workers with multiprocessing_context='spawn'"):
+            next(iter(loader))
+        return
+    assert sorted(row for batch in loader for row in batch["n", "y"].tolist()) == list(range(40))
+
+
 def collect_files(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 

@@ -18,7 +18,7 @@ from td_core.spi import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from ._block_cache import cache_info
     from ._copy_objects import copy
-    from ._remote import Remote
+    from ._remote_location import Remote
 
 __all__ = ["Remote", "cache_info", "copy"]
 
@@ -26,7 +26,7 @@ __version__ = _td_core.__version__
 
 __getattr__ = _lazy_names(
     __name__,
-    {"._block_cache": ["cache_info"], "._copy_objects": ["copy"], "._remote": ["Remote"]},
+    {"._block_cache": ["cache_info"], "._copy_objects": ["copy"], "._remote_location": ["Remote"]},
 )[0]
 
 

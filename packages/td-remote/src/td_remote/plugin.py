@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from td_core.spi import hookimpl
 
 if TYPE_CHECKING:
-    from ._remote import Remote
+    from ._remote_location import Remote
 
 #: Schemes of file systems of fsspec that have objects or files, and of its caches, which begin a chain.
 _SCHEMES = (
@@ -19,7 +19,7 @@ _SCHEMES = (
 
 def open_url(url: str, options: Mapping[str, Any]) -> Remote:
     """Return the location at a URL; ``options`` are the other arguments of :class:`td_remote.Remote`."""
-    from ._remote import Remote
+    from ._remote_location import Remote
 
     return Remote(url, **options)
 

@@ -6,6 +6,6 @@
 True
 """
 
-from ._remote import rebuild_remote
+from ._remote_location import rebuild_remote
 
 __all__ = ["rebuild_remote"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -118,7 +117,6 @@ class Remote:
         self._cache: BlockCache | None = None
         if folder is not None and "::" not in url:
             self._cache = BlockCache(Path(folder), read_size(size), keeps_whole=cache is not None)
-        self._lock = threading.Lock()
         self._opened: tuple[int, Engine] | None = None
         #: The description of each object, and when it was made.
         self._known: dict[str, tuple[ObjectInfo, float]] = {}
@@ -261,13 +259,13 @@ class Remote:
                 f"{self.where}: a pickle does not contain storage options: call td_core.reopen(collection, "
                 f"storage_options=...) with {', '.join(map(repr, self._missing))}, or open the save again"
             )
-        with self._lock:
-            if self._opened is None or self._opened[0] != os.getpid():
-                options = {name: value for name, value in self._secrets.items() if name != "store"}
-                open_engine = open_obstore if self._engine_name == "obstore" else open_fsspec
-                engine = open_engine(self.url, options, self._secrets.get("store"), self._policy)
-                self._opened = os.getpid(), engine
-            return self._opened[1]
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():  # without a lock, which a fork could leave locked
+            options = {name: value for name, value in self._secrets.items() if name != "store"}
+            open_engine = open_obstore if self._engine_name == "obstore" else open_fsspec
+            engine = open_engine(self.url, options, self._secrets.get("store"), self._policy)
+            self._opened = opened = os.getpid(), engine
+        return opened[1]
 
     def _fetch(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
         """Return the bytes of ranges from the server."""
