@@ -250,3 +250,48 @@ def test_concurrency_bounds_requests_of_all_threads(
         thread.join()
     monkeypatch.setattr(type(server), "take_fault", original)
     assert most == concurrency
+
+
+class RefusedError(Exception):
+    """An error of a library with the status of an answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("refused")
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("status", "operation", "error", "message"),
+    [
+        (
+            401,
+            "read",
+            PermissionError,
+            "the server asks for credentials: set those of the environment, or pass",
+        ),
+        (
+            403,
+            "read",
+            PermissionError,
+            "the credentials do not allow it: set others in the environment, or pass",
+        ),
+        (
+            301,
+            "read",
+            OSError,
+            "the bucket is in another region: pass its region or endpoint in storage_options",
+        ),
+        (404, "read", FileNotFoundError, "there is no object 'a'"),
+        (412, "read", FormatError, "the object 'a' was replaced since it was opened"),
+        (412, "write", FileExistsError, "the object 'a' exists"),
+        (409, "write", FileExistsError, "the object 'a' exists"),
+        (400, "read", OSError, "cannot read the object 'a': RefusedError: refused"),
+    ],
+)
+def test_refused_request_is_not_repeated_and_says_what_to_do(
+    status: int, operation: str, error: type[Exception], message: str
+) -> None:
+    attempts = Attempts(Policy("s3://bucket/x"), operation, "a")
+    with pytest.raises(error, match=f"^s3://bucket/x: .*{message}") as caught:
+        attempts.pause(RefusedError(status))
+    assert isinstance(caught.value.__cause__, RefusedError)
