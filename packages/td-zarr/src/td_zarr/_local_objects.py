@@ -230,7 +230,7 @@ class LocalObjects(Objects):
     def check(self) -> None:
         """Compare the directory with the one that was opened."""
         if self.stamp is not None and self.read_stamp() != self.stamp:
-            raise self.replaced_error()
+            raise self.make_replaced_error()
 
     def pin(self) -> None:
         """Note which directory is there now, and keep it open: while it is, no other one gets its number."""

@@ -123,7 +123,7 @@ class Objects:
     def start_save(self) -> None:
         """Note that the group is replaced by what is written from now on."""
 
-    def replaced_error(self) -> FormatError:
+    def make_replaced_error(self) -> FormatError:
         """Return the error for a group that another save has replaced."""
         return FormatError(f"{self.where} was replaced since it was opened: open it again")
 
@@ -201,7 +201,7 @@ class StoreObjects(Objects):
     def check(self) -> None:
         """Compare the number of the saves of this process with that of the opened group."""
         if self.lock.saves != self._saves:
-            raise self.replaced_error()
+            raise self.make_replaced_error()
 
     def read_version(self, key: str = "zarr.json") -> object:
         """Return the numbers of the saves and changes of this process."""
@@ -280,7 +280,7 @@ class ZipObjects(StoreObjects):
     def check(self) -> None:
         """Compare the file with the one that was opened."""
         if self.read_version() != self.stamp:
-            raise self.replaced_error()
+            raise self.make_replaced_error()
 
     def read_version(self, key: str = "zarr.json") -> object:
         """Return the stamp of the file that is there now, or None if there is none."""
