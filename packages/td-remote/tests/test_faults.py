@@ -182,11 +182,26 @@ def test_object_of_server_without_ranges_is_read_once(web: Callable[..., Remote]
     server.put("/x/a", CONTENT)
     server.fault, server.count = "whole", 10**6
     remote = web("x")
+    (info,) = remote.stat(["a"])
+    assert info is not None
     with pytest.warns(UserWarning, match="the object 'a' is read whole"):
-        remote.read([Range("a", 5, 10), Range("a", 50, 60)])
+        remote.read([Range("a", 5, 10, info.stamp), Range("a", 50, 60, info.stamp)])
     left = server.count
-    assert bytes(remote.read([Range("a", 500, 510)])[0]) == CONTENT[500:510]
+    assert bytes(remote.read([Range("a", 500, 510, info.stamp)])[0]) == CONTENT[500:510]
     assert server.count == left
+
+
+@pytest.mark.filterwarnings("ignore:.*the server does not answer requests for ranges")
+def test_replaced_object_of_server_without_ranges_is_read_again(
+    web: Callable[..., Remote], server: WebServer
+) -> None:
+    server.fault, server.count = "whole", 10**6
+    remote = web("x")
+    for content in (CONTENT, CONTENT[::-1]):
+        server.put("/x/a", content)
+        (info,) = remote.stat(["a"])
+        assert info is not None
+        assert bytes(remote.read([Range("a", 500, 510, info.stamp)])[0]) == content[500:510]
 
 
 class BusyError(Exception):

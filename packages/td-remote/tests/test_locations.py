@@ -120,6 +120,39 @@ def test_user_and_password_become_options(url: str, stripped: str, options: Any)
     assert b"hunter" not in pickle.dumps(remote) and "hunter" not in repr(remote) + remote.where
 
 
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://user:hunter22@b/x", {"access_key_id": "user", "secret_access_key": "hunter22"}),
+        (
+            "https://user:hunter22@h/x",
+            {"client_options": {"default_headers": {"Authorization": "Basic dXNlcjpodW50ZXIyMg=="}}},
+        ),
+    ],
+)
+def test_user_and_password_become_options_of_obstore(url: str, options: Any) -> None:
+    assert Remote(url, engine="obstore")._secrets == options
+
+
+def test_headers_of_options_are_beside_that_of_the_password() -> None:
+    remote = Remote("https://user:hunter22@h/x", headers={"X-Note": "1"})
+    assert remote._secrets == {"headers": {"Authorization": "Basic dXNlcjpodW50ZXIyMg==", "X-Note": "1"}}
+
+
+def test_password_of_chain_is_not_pickled() -> None:
+    remote = Remote("filecache::s3://user:hunter22@b/x")
+    content = pickle.dumps(remote)
+    assert b"hunter" not in content and "hunter" not in remote._policy.hide(f"error in {remote.url}")
+    with pytest.raises(OSError, match="user and password of the URL"):
+        pickle.loads(content).stat([""])
+
+
+def test_wrong_number_in_environment_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TD_REMOTE_CONCURRENCY", "many")
+    with pytest.raises(ValueError, match="concurrency is an integer of at least 1"):
+        Remote("memory://x")
+
+
 class OddError(Exception):
     """An error of a library that is not an OSError."""
 

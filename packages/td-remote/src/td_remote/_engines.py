@@ -116,35 +116,32 @@ def split_parts(content: Iterable[Any], size: int = PART) -> Iterator[bytearray]
 
 
 class WholeObjects:
-    """The objects of a server without ranges, each read once; ``limit`` is the largest size in bytes."""
+    """The objects of a server without ranges, each read once."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy, self._found = policy, dict[str, Answer]()
+        self._policy, self._found = policy, dict[str, tuple[memoryview, ObjectInfo]]()
 
-    def get(self, name: str) -> Answer | None:
-        """Return an object that was read; None if it was not."""
-        return self._found.get(name)
+    def has(self, name: str, stamp: str | None) -> bool:
+        """Return True if an object with a stamp was read."""
+        return name in self._found and self._found[name][1].stamp == stamp
 
     def check(self, name: str, size: int) -> None:
-        """Raise OSError if an object is too large to be read whole."""
+        """Raise FormatError if an object is too large to be read whole."""
         if size > WHOLE:
             raise FormatError(
                 f"{self._policy.where}: the server does not answer requests for ranges, and the object {name!r} has more than "
                 f"{WHOLE >> 20} MB: download it first"
             )
 
-    def add(self, name: str, answer: Answer) -> None:
+    def add(self, content: Any, info: ObjectInfo) -> None:
         """Keep an object that was read, with a warning."""
         warnings.warn(
-            f"{self._policy.where}: the server does not answer requests for ranges: the object {name!r} is read whole",
+            f"{self._policy.where}: the server does not answer requests for ranges: the object {info.name!r} is read whole",
             stacklevel=2,
         )
-        self._found[name] = answer
+        self._found[info.name] = memoryview(content), info
 
     def cut(self, item: Range) -> Answer:
         """Return a range of an object that was read."""
-        found = self._found.get(item.name)
-        if found is None:
-            raise make_missing_error(self._policy.where, item.name)
-        stop = len(found.content) if item.stop is None else item.stop
-        return Answer(memoryview(found.content)[item.start : stop], found.info)
+        content, info = self._found[item.name]
+        return Answer(content[item.start : info.size if item.stop is None else item.stop], info)

@@ -50,7 +50,7 @@ class HttpEngine(AsyncEngine):
         return ranges
 
     def put(self, name: str, content: Iterable[Any], create: bool) -> None:
-        """Write an object with one request, which is not repeated; ``create`` looks first."""
+        """Write an object with one request; ``create`` looks first."""
         if create and self.find([name]) != [None]:
             raise FileExistsError(f"{self.policy.where}: the object {name!r} exists")
         parts = list(split_parts(content))
@@ -98,8 +98,7 @@ class HttpEngine(AsyncEngine):
 
     async def fetch_one(self, item: Range) -> Answer:
         """Return the content of a range; FormatError if the server sends another one."""
-        kept = self._whole.get(item.name)
-        if kept is not None:
+        if self._whole.has(item.name, item.stamp):
             return self._whole.cut(item)
         headers = {"Range": format_range(item)} if item[1:3] != (0, None) else {}
         async with self._request("GET", item.name, headers) as answer:
@@ -143,7 +142,7 @@ class HttpEngine(AsyncEngine):
             return Answer(content, self._describe(item.name, answer, int(size)))
         self._lock = self._lock or asyncio.Lock()
         async with self._lock:  # other requests for the object wait, and their answers are not read
-            if self._whole.get(item.name) is None:
+            if not self._whole.has(item.name, self._describe(item.name, answer, int(size or 0)).stamp):
                 self._whole.check(item.name, int(size or 0))
                 content = bytearray()
                 async for piece in answer.content.iter_chunked(1 << 20):
@@ -151,9 +150,7 @@ class HttpEngine(AsyncEngine):
                     self._whole.check(item.name, len(content))
                 if size is not None and len(content) != int(size):
                     raise ShortAnswerError("the answer is shorter than it says")
-                self._whole.add(
-                    item.name, Answer(bytes(content), self._describe(item.name, answer, len(content)))
-                )
+                self._whole.add(content, self._describe(item.name, answer, len(content)))
         return self._whole.cut(item)
 
     @asynccontextmanager

@@ -224,7 +224,7 @@ class ObstoreEngine:
         path = self._locate(item.name)
         if not path:
             raise make_missing_error(self._policy.where, item.name)
-        if self._whole.get(item.name) is not None:
+        if self._whole.has(item.name, item.stamp):
             return self._whole.cut(item)
         options: dict[str, Any] = {}
         if item.start < 0:
@@ -266,12 +266,12 @@ class ObstoreEngine:
             first = next(iter(found.stream(min_chunk_size=HEAD)), b"")
             return Answer(first[: item.stop], _describe(item.name, found.meta))
         with self._lock:
-            if self._whole.get(item.name) is None:
+            if not self._whole.has(item.name, item.stamp):
                 found = self._store.get(path)
                 if not found.meta["size"]:  # it has no ranges on any server
                     return Answer(b"", _describe(item.name, found.meta))
                 self._whole.check(item.name, found.meta["size"])
-                self._whole.add(item.name, Answer(found.bytes(), _describe(item.name, found.meta)))
+                self._whole.add(found.bytes(), _describe(item.name, found.meta))
         return self._whole.cut(item)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -29,6 +30,10 @@ _LOGIN = {
     **dict.fromkeys(("s3", "s3a"), ("key", "secret")),
     **dict.fromkeys(("ftp", "sftp", "ssh", "smb"), ("username", "password")),
 }
+#: A user and password in a URL.
+_PASSWORD = re.compile(r"://([^/?#@]*:[^/?#@]*)@")
+#: So many descriptions of objects are kept.
+_MOST = 1 << 16
 
 
 @set_module("td_remote")
@@ -90,14 +95,18 @@ class Remote:
         if engine not in ("auto", "fsspec", "obstore"):
             raise ValueError(f"the engine is 'auto', 'fsspec' or 'obstore'; got {engine!r}")
         if concurrency is None:
-            concurrency = int(os.environ.get("TD_REMOTE_CONCURRENCY", "64"))
+            text = os.environ.get("TD_REMOTE_CONCURRENCY", "64")
+            concurrency = int(text) if text.isdigit() else 0
         for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is an integer of at least {least}; got {value!r}")
         if not timeout > 0:
             raise ValueError(f"timeout is a positive number of seconds; got {timeout!r}")
         self.where = ObjectLocation.hide_secrets(url)
-        self.url, login = _split_login(url)
+        self.url, login = _split_login(url, engine)
+        if "headers" in login and "headers" in storage_options:
+            given: Any = storage_options.pop("headers")
+            login["headers"] = {**login["headers"], **given}
         self._settings: dict[str, Any] = {
             "engine": engine, "concurrency": concurrency, "retries": retries, "timeout": timeout, "cache": cache,
             "cache_size": cache_size, "allow_http": allow_http,
@@ -110,7 +119,7 @@ class Remote:
         self._missing: tuple[str, ...] = ()
         self._engine_name = self._choose_engine()
         self._policy = Policy(
-            self.where, retries, timeout, concurrency, tuple(_list_texts(self.url, self._secrets))
+            self.where, retries, timeout, concurrency, tuple(_list_texts(url, self._secrets))
         )
         folder = cache if cache is not None else os.environ.get("TD_REMOTE_CACHE") or None
         size = cache_size if cache_size is not None else os.environ.get("TD_REMOTE_CACHE_SIZE", "10GB")
@@ -138,7 +147,10 @@ class Remote:
         return self._copy(f"{path.rstrip('/').rpartition('/')[0]}{mark}{query}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return rebuild_remote, (self.url, self._settings, {}, (*self._secrets, *self._missing))
+        url, missing = self.url, (*self._secrets, *self._missing)
+        if _PASSWORD.search(url) and not url.startswith("github:"):  # that of a chain, or of a rare scheme
+            url, missing = _PASSWORD.sub("://", url), (*missing, "user and password of the URL")
+        return rebuild_remote, (url, self._settings, {}, missing)
 
     def __copy__(self) -> Remote:
         return self
@@ -170,15 +182,15 @@ class Remote:
 
     def peek(self, name: str, size: int) -> tuple[ObjectInfo, memoryview] | None:
         """Return the description of an object and its first bytes, read with one request; None if it is missing."""
-        found = self._peek([Range(name, 0, size)], size)
+        found = self._peek([Range(name, 0, size)])
         return None if found is None else (found[0], found[1][0])
 
     def peek_ends(self, name: str, size: int) -> tuple[ObjectInfo, memoryview, memoryview] | None:
         """Return the description of an object, its first and its last bytes, read at once; None if it is missing."""
-        found = self._peek([Range(name, 0, size), Range(name, -size)], size)
+        found = self._peek([Range(name, 0, size), Range(name, -size)])
         return None if found is None else (found[0], found[1][0], found[1][1])
 
-    def _peek(self, ranges: Sequence[Range], size: int) -> tuple[ObjectInfo, Sequence[memoryview]] | None:
+    def _peek(self, ranges: Sequence[Range]) -> tuple[ObjectInfo, Sequence[memoryview]] | None:
         """Return the description of an object, and ranges at its ends that may be larger than it is."""
         engine, name = self._open(), ranges[0].name
         if not engine.describes:
@@ -309,6 +321,8 @@ class Remote:
 
     def _learn(self, info: ObjectInfo | None) -> None:
         if info is not None:
+            if len(self._known) > _MOST:
+                self._known.clear()
             self._known[info.name] = info, time.monotonic()
 
 
@@ -319,8 +333,8 @@ def _fit(item: Range, info: ObjectInfo) -> Range:
     return Range(item.name, start, stop, info.stamp)
 
 
-def _split_login(url: str) -> tuple[str, dict[str, object]]:
-    """Return a URL without user and password, and these as options of fsspec."""
+def _split_login(url: str, engine: str) -> tuple[str, dict[str, Any]]:
+    """Return a URL without user and password, and these as options of the engine."""
     scheme = url.partition(":")[0].lower()
     parts = urlsplit(url)
     if "::" in url or "@" not in parts.netloc or scheme not in (*_LOGIN, "http", "https"):
@@ -329,11 +343,12 @@ def _split_login(url: str) -> tuple[str, dict[str, object]]:
     user, _, password = (unquote(text) for text in login.partition(":"))
     stripped = url.replace(f"{login}@", "", 1)
     if scheme in _LOGIN:
-        return stripped, {
-            name: value for name, value in zip(_LOGIN[scheme], (user, password), strict=True) if value
-        }
-    return stripped, {
-        "headers": {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+        names = ("access_key_id", "secret_access_key") if engine == "obstore" else _LOGIN[scheme]
+        return stripped, {name: value for name, value in zip(names, (user, password), strict=True) if value}
+    token = base64.b64encode(f"{user}:{password}".encode()).decode()
+    headers = {"Authorization": f"Basic {token}"}
+    return stripped, {"client_options": {"default_headers": headers}} if engine == "obstore" else {
+        "headers": headers
     }
 
 
@@ -341,6 +356,7 @@ def _list_texts(url: str, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the texts in options and in the query of a URL, which messages must not contain."""
     if "?" in url:
         yield url.partition("?")[2]
+    yield from _PASSWORD.findall(url)
     todo = list(options.values())
     for value in todo:  # which grows
         if isinstance(value, Mapping):
