@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,19 +14,20 @@ import torch
 from torch import Tensor
 
 from td_core.errors import LockedError
-from td_core.spi import set_module
+from td_core.spi import run_parallel, set_module
 from td_core.typing import SourceIndex
+from td_store.arrays import ObjectFile
 
 from ._nulls import Nulls, Path
 from ._read_columns import ColumnReader
-from ._table_files import ParquetTable, Table, map_path, read_arrow
+from ._table_files import ObjectParquet, ParquetTable, Table, map_path, read_arrow
 from ._table_locations import Stamp, check_stamp, open_input
 
 
 class _Opened:
     """A file that this process has opened, and the groups of its columns that were decoded last."""
 
-    def __init__(self, path: str, stamp: Stamp, name: str) -> None:
+    def __init__(self, path: str | ObjectFile, stamp: Stamp, name: str) -> None:
         self.path, self.stamp, self.name, self.pid = path, stamp, name, os.getpid()
         self.lock = threading.RLock()
         self.kept: OrderedDict[tuple[Path, int], Tensor] = OrderedDict()
@@ -34,6 +36,10 @@ class _Opened:
 
     def open(self) -> Table:
         """Return the table, opened once; raise FormatError if the file has changed."""
+        if isinstance(self.path, ObjectFile):  # whose ranges have the stamp
+            if self._table is None:
+                self._table = ObjectParquet(self.path, self.path.store.where)
+            return self._table
         check_stamp(self.path, self.stamp)
         if self._table is None:
             if self.name == "arrow":
@@ -42,6 +48,15 @@ class _Opened:
                 self._context = open_input(self.path)
                 self._table = ParquetTable(self._context.__enter__(), self.path)
         return self._table
+
+    def read_ahead(self, sources: Sequence[GroupSource], groups: Sequence[int]) -> None:
+        """Read the groups of columns in an object store that are not kept, with one call."""
+        with self.lock:
+            table = self.open()
+            if isinstance(table, ObjectParquet):
+                paths = [source.column for source in sources]
+                new = [group for group in groups if any((path, group) not in self.kept for path in paths)]
+                table.fetch(paths, new)
 
     def decode(self, sources: Sequence[GroupSource], group: int) -> list[Tensor]:
         """Return a group of columns; those that are not kept are decoded together."""
@@ -64,13 +79,15 @@ class _Opened:
 
 
 #: The files that this process has opened, and their lock.
-_FILES: OrderedDict[tuple[str, Stamp], _Opened] = OrderedDict()
+_FILES: OrderedDict[tuple[str | ObjectFile, Stamp], _Opened] = OrderedDict()
 _LOCK = threading.Lock()
+#: So many files in object stores are read at the same time.
+_TOGETHER = 16
 #: At most this many files are kept open.
 _MOST_FILES = 64
 
 
-def _get_opened(path: str, stamp: Stamp, name: str) -> _Opened:
+def _get_opened(path: str | ObjectFile, stamp: Stamp, name: str) -> _Opened:
     with _LOCK:
         opened = _FILES.get((path, stamp))
         if opened is None or opened.pid != os.getpid():  # a descriptor must not be shared with the parent
@@ -81,10 +98,15 @@ def _get_opened(path: str, stamp: Stamp, name: str) -> _Opened:
         return opened
 
 
+def show_file(file: str | ObjectFile) -> str:
+    """Return the location of a file, for messages."""
+    return file if isinstance(file, str) else file.store.where
+
+
 class GroupedFile(NamedTuple):
     """A file, what distinguishes it from a later one, and the rows of its groups."""
 
-    path: str
+    path: str | ObjectFile
     stamp: Stamp
     groups: tuple[int, ...]
 
@@ -121,7 +143,7 @@ class GroupSource:
 
     def __reduce__(self) -> Any:
         files = tuple(map(tuple, self.files))
-        return GroupSource, (
+        return type(self), (
             self.name, files, self.column, self.field, self.shape, self.dtype, self.cache_bytes,
         )  # fmt: skip
 
@@ -144,11 +166,24 @@ class GroupSource:
         """Raise LockedError."""
         kind = "a Parquet file" if self.name == "parquet" else "a column that is not mapped"
         raise LockedError(
-            f"cannot write to {self.files[0].path}: {kind} cannot be changed in place: clone() the collection, or save it again"
+            f"cannot write to {show_file(self.files[0].path)}: {kind} cannot be changed in place: clone() the collection, or "
+            "save it again"
         )
 
     def flush(self) -> None:
         """Do nothing."""
+
+
+@set_module("td_arrow.arrow_pickles")
+class ObjectGroupSource(GroupSource):
+    """A column of Parquet files in an object store."""
+
+    def reopen(self, storage_options: Mapping[str, object]) -> None:
+        """Give the stores of the files their options again."""
+        for file in self.files:
+            reopen: Any = getattr(getattr(file.path, "store", None), "reopen", None)
+            if reopen is not None:
+                reopen(storage_options)
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -169,11 +204,18 @@ def _read_rows(requests: Sequence[tuple[GroupSource, SourceIndex]]) -> list[Tens
     results = [
         torch.empty(len(rows), *source.shape[1:], dtype=source.dtype, device="cpu") for source in sources
     ]
-    for group in owners.unique().tolist():
+    wanted = owners.unique().tolist()
+    ahead: dict[GroupedFile, list[int]] = {}
+    for file, number in map(groups.__getitem__, wanted):
+        ahead.setdefault(file, []).append(number)
+    opened = {file: _get_opened(file.path, file.stamp, first.name) for file in ahead}
+    reads = [partial(opened[file].read_ahead, sources, numbers) for file, numbers in ahead.items()]
+    run_parallel(reads, _TOGETHER if isinstance(first.files[0].path, ObjectFile) else 0)
+    for group in wanted:
         places = (owners == group).nonzero().flatten()
         part = rows[places] - edges[group]
         file, number = groups[group]
-        leaves = _get_opened(file.path, file.stamp, first.name).decode(sources, number)
+        leaves = opened[file].decode(sources, number)
         for result, leaf in zip(results, leaves, strict=True):
             # torch has no index_put for unsigned integers.
             signed = _SIGNED.get(result.dtype, result.dtype)

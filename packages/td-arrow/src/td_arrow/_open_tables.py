@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import torch
@@ -14,18 +14,19 @@ from torch import Tensor
 from td_core import NestedKey, TensorCollection
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import check_mode, set_module
+from td_core.typing import ObjectLocation
 from td_store import StoredTensor
-from td_store.arrays import MappedSource, as_mapped, refuse_values
+from td_store.arrays import MappedSource, as_mapped, refuse_objects, refuse_values
 
 from ._arrow_types import Dense, convert, is_inside, peel, view_buffer
 from ._dialects import find_features
 from ._from_arrow import Columns, read_collection
-from ._group_sources import GroupedFile, GroupSource
+from ._group_sources import GroupedFile, GroupSource, ObjectGroupSource, show_file
 from ._nulls import Path, show_column
 from ._read_columns import find_form, join_chunks
 from ._save_tables import save_arrow
 from ._table_columns import list_fields
-from ._table_files import ParquetTable, Table, map_path, open_tables, read_arrow
+from ._table_files import ObjectParquet, ParquetTable, Table, map_path, open_tables, read_arrow
 from ._table_locations import Stamp, check_stamp, is_directory, list_parts, refuse_url, stamp_file
 from ._table_options import bind, check_count
 
@@ -43,6 +44,9 @@ def _open(
     """Open a file or a directory of one of the formats; see :func:`td_arrow.open`."""
     check_mode(mode)
     check_count("cache_bytes", cache_bytes, 0, "a number of bytes, 0 or more")
+    options: dict[str, Any] = {"keys": keys, "separator": separator, "strict": strict}
+    if isinstance(location, ObjectLocation):
+        return _open_objects(name, location, mode, cache_bytes, options)
     where = refuse_url(location, "open")
     is_folder = is_directory(where)
     if mode == "r+" and (name == "parquet" or is_folder):
@@ -58,7 +62,6 @@ def _open(
             for path, stamp, part in zip(paths, stamps, table.list_tables(), strict=True)
         )
         columns = _OpenColumns(name, mode, cache_bytes, table, files)
-        options: dict[str, Any] = {"keys": keys, "separator": separator, "strict": strict}
         result = read_collection(table.schema, sum(table.groups), columns.fetch, table.where, **options)
         for path, stamp in zip(paths, stamps, strict=True):
             check_stamp(path, stamp)
@@ -68,6 +71,21 @@ def _open(
     if mode == "r+":
         refuse_values(result, where)
     return result
+
+
+def _open_objects(
+    name: str, location: ObjectLocation, mode: str, cache: int, options: Mapping[str, Any]
+) -> Any:
+    """Open a table in an object store: row groups of Parquet are read when they are used, files of Arrow at once."""
+    if mode == "r+":
+        refuse_objects(location, "write into", "open it with mode='c', and save() the result")
+    with open_tables(location, name, strict=options["strict"]) as table:
+        parts = [part for part in table.list_tables() if isinstance(part, ObjectParquet)]
+        files = tuple(GroupedFile(part.content, (), tuple(part.groups)) for part in parts)
+        columns = _ObjectColumns(name, mode, cache, table, files)
+        fetch = columns.fetch if parts else table.read
+        result = read_collection(table.schema, sum(table.groups), fetch, table.where, **options)
+    return result if mode == "c" else result.lock_()
 
 
 open_parquet, open_arrow = bind(_open, "parquet"), bind(_open, "arrow")
@@ -80,6 +98,7 @@ def create_arrow(like: TensorCollection, location: Any, *, durable: bool = False
         FileExistsError: something is at the location.
         UnsupportedOperationError: a leaf is a bool or has no fixed size, so that it cannot be written in place.
     """
+    refuse_objects(location, "create a file to fill at", "save() the collection when it is complete")
     path = refuse_url(location, "create")
     if os.path.lexists(path):
         raise FileExistsError(f"cannot create {path!r}: it exists")
@@ -96,6 +115,8 @@ def create_arrow(like: TensorCollection, location: Any, *, durable: bool = False
 
 class _OpenColumns:
     """Gives the columns of an opened table: leaves that are read when they are used, and the others."""
+
+    source: ClassVar[type[GroupSource]] = GroupSource
 
     def __init__(
         self, name: str, mode: str, cache: int, table: Table, files: tuple[GroupedFile, ...]
@@ -137,7 +158,7 @@ class _OpenColumns:
         if not rows or 0 in dense.shape:
             return None
         shape = (rows, *dense.shape)
-        source = GroupSource(self._name, self._files, path, field, shape, dense.dtype, self._cache)
+        source = self.source(self._name, self._files, path, field, shape, dense.dtype, self._cache)
         return StoredTensor(source, mode="c" if self._mode == "c" else "r+")
 
     def _may_be_refused(self, path: Path, field: pa.Field, dense: Dense) -> bool:
@@ -154,10 +175,14 @@ class _OpenColumns:
         leaf = _view_column(self._table, path, dense)
         if leaf is None or self._mode == "c":
             return leaf
-        place = (self._files[0].path, self._files[0].stamp, path, tuple(dense))
+        place = (show_file(self._files[0].path), self._files[0].stamp, path, tuple(dense))
         if self._mode == "r":
             return as_mapped(leaf, rebuild_column, *place)
         return StoredTensor(MappedColumn(*place, leaf.shape, leaf.dtype))
+
+
+class _ObjectColumns(_OpenColumns):
+    source = ObjectGroupSource
 
 
 def _view_column(table: Table, path: Path, dense: Dense) -> Tensor | None:

@@ -16,12 +16,13 @@ import pyarrow.parquet as pq
 from td_core import NestedKey, TensorCollection, is_tensor_collection
 from td_core.errors import StructureError, UnsupportedOperationError
 from td_core.spi import check_same_format, is_stored, make_reporter, parse_json, run_in_background
-from td_core.typing import Progress
+from td_core.typing import ObjectLocation, Progress
 from td_store.files import Checksum, NewDirectory, NewFile
 
 from ._arrow_types import is_list
 from ._from_arrow import get_columns
 from ._nulls import Path
+from ._object_tables import append_part, write_parts
 from ._read_columns import join_chunks
 from ._table_columns import is_level, list_fields
 from ._table_files import find_format, open_tables
@@ -96,9 +97,15 @@ def _save(
             with open_output(location, durable, storage_options) as sink:
                 write_file(sink, tables)
             return
+        whole = pa.concat_tables([table.cast(first.schema) for table in tables])
+        if isinstance(location, ObjectLocation):
+            names = [_name_part(number, name) for number in range(-(-max(whole.num_rows, 1) // most))]
+            write_parts(
+                location, names, lambda number, sink: write_file(sink, [whole.slice(number * most, most)])
+            )
+            return
         check_same_format(os.fspath(location), name)
         with NewDirectory(location) as folder:
-            whole = pa.concat_tables([table.cast(first.schema) for table in tables])
             for number, start in enumerate(range(0, max(whole.num_rows, 1), most)):
                 with pa.OSFile(os.path.join(folder.temporary, _name_part(number, name)), "wb") as sink:
                     write_file(sink, [whole.slice(start, most)])
@@ -118,7 +125,7 @@ def _check_location(location: object, most: int | None, storage_options: Mapping
     """Raise an error for a location that does not fit the other options."""
     if storage_options is not None and not is_url(location):
         raise ValueError(f"storage_options are for URLs; {show_place(location)} is none")
-    if most is not None and not is_local(location):
+    if most is not None and not is_local(location) and not isinstance(location, ObjectLocation):
         raise UnsupportedOperationError(
             f"max_rows_per_file writes a local directory; {show_place(location)} is none"
         )
@@ -244,23 +251,32 @@ def _append(
 ) -> None:
     """Add rows to a directory of files, as a file of their own; see :func:`td_arrow.append`."""
     open_writer = make_writer(name, compression, checksums, options)
-    if not is_directory(location):
+    is_tree = isinstance(location, ObjectLocation) and location.first is None
+    if not (is_tree or is_directory(location)):
         raise UnsupportedOperationError(
             f"cannot append rows to {show_place(location)}, which is one file: save with max_rows_per_file for a directory, or "
             "use TableWriter"
         )
-    folder = os.fspath(location)
     with open_tables(location, name) as table:
         schema = table.schema
     content = fit_schema(make_table(rows, separator, tensors=tensors or _TENSORS[name]), schema)
+
+    def write_file(sink: pa.NativeFile) -> None:
+        with open_writer(sink, schema) as writer:
+            write_table(writer, content, schema, None)
+
+    if is_tree:
+        append_part(location, lambda number: _name_part(number, name), write_file)
+        return
+    folder = os.fspath(location)
     parts = [os.path.basename(path)[5:10] for path, _ in list_parts(folder)]
     number = 1 + max((int(part) for part in parts if part.isdigit()), default=-1)
     while True:
         try:
             path = os.path.join(folder, _name_part(number, name))
             with NewFile(path, replace=False, beside=(f".{name}",)) as new:
-                with pa.OSFile(new.temporary, "wb") as sink, open_writer(sink, schema) as writer:
-                    write_table(writer, content, schema, None)
+                with pa.OSFile(new.temporary, "wb") as sink:
+                    write_file(sink)
                 new.commit(durable=durable)
             return
         except FileExistsError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,11 +17,13 @@ import pyarrow.parquet as pq
 import torch
 
 from td_core.errors import FormatError
-from td_core.spi import open_regular
-from td_store.arrays import map_file
+from td_core.spi import open_regular, run_parallel
+from td_core.typing import ObjectLocation
+from td_store.arrays import ObjectFile, map_file
 
 from ._from_arrow import Columns, get_columns
 from ._nulls import Path, show_column
+from ._object_tables import ObjectPart, find_parts
 from ._table_columns import list_fields
 from ._table_header import KEY
 from ._table_locations import is_directory, is_local, is_url, list_parts, open_input, show_place
@@ -331,12 +334,59 @@ def open_tables(
                 return read_arrow(pa.py_buffer(source.read()), where)
             return ParquetTable(source, where, num_threads != 1, **options)
 
+        if isinstance(location, ObjectLocation):
+            yield _open_objects(location, name, num_threads != 1, strict is not False, options)
+            return
         if not is_directory(location):
             yield open_one(location)
             return
         parts = list_parts(os.fspath(location))
         tables = [open_one(path) for path, _ in parts]
         yield JoinedTable(tables, show_place(location), [keys for _, keys in parts], strict is not False)
+
+
+class ObjectParquet(ParquetTable):
+    """A Parquet file in an object store: the columns that are decoded together are read together."""
+
+    def __init__(self, content: ObjectFile, where: str, threads: bool = True, **options: Any) -> None:
+        self.content = content
+        super().__init__(pa.PythonFile(content, "r"), where, threads, **options)
+
+    def fetch(self, paths: Iterable[Path], groups: Sequence[int]) -> None:
+        """Read the bytes of columns in some row groups, with one call of the store."""
+        leaves = [leaf for path in paths for leaf in self._leaves[path]]
+        found = [self.file.metadata.row_group(group) for group in groups]
+        self.content.fetch([_find_range(group.column(leaf)) for group in found for leaf in leaves])
+
+    def _split(self, paths: list[Path], groups: Sequence[int]) -> Iterator[list[Path]]:
+        for part in super()._split(paths, groups):
+            self.fetch(part, groups)
+            yield part
+
+
+def _find_range(chunk: Any) -> tuple[int, int]:
+    """Return the bytes of a part of a column; pyarrow checks what a damaged footer says."""
+    begin = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
+    return max(begin, 0), max(begin, 0) + max(chunk.total_compressed_size, 0)
+
+
+def _open_objects(
+    location: ObjectLocation, name: str, threads: bool, strict: bool, options: Mapping[str, Any]
+) -> Table:
+    """Open the table at a location in an object store: one file, or several."""
+
+    def open_part(part: ObjectPart) -> Table:
+        if name == "arrow":
+            return read_arrow(pa.py_buffer(part.content.readall()), part.where)
+        return ObjectParquet(part.content, part.where, threads, **options)
+
+    parts = find_parts(location)
+    if name == "arrow":
+        run_parallel([partial(part.content.fetch, [(0, part.content.info.size)]) for part in parts], 16)
+    tables = [open_part(part) for part in parts]
+    if location.first is not None:
+        return tables[0]
+    return JoinedTable(tables, show_place(location), [part.keys for part in parts], strict)
 
 
 def find_format(location: Any) -> str:

@@ -13,7 +13,10 @@ import pyarrow as pa
 
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import check_regular
+from td_core.typing import ObjectLocation
 from td_store.files import NewFile, identify_file
+
+from ._object_tables import write_object
 
 #: Schemes that pyarrow reads by itself; fsspec reads the others.
 _OWN = ("s3", "gs", "gcs", "hdfs", "abfs", "abfss")
@@ -53,6 +56,8 @@ def is_directory(location: Any) -> bool:
 
 def show_place(location: Any) -> str:
     """Return the name of a location for messages."""
+    if isinstance(location, ObjectLocation):
+        return location.where
     return f"a {type(location).__name__}" if is_object(location) else os.fspath(location)
 
 
@@ -116,7 +121,10 @@ def open_output(
     location: Any, durable: bool, options: Mapping[str, Any] | None = None
 ) -> Iterator[pa.NativeFile]:
     """Open one file for writing, which appears under its name at the end of the block, or not at all after an error."""
-    if is_object(location):
+    if isinstance(location, ObjectLocation):
+        with write_object(location) as sink:
+            yield sink
+    elif is_object(location):
         yield _as_native(location, "w")
     elif is_url(location):
         sink = pa.BufferOutputStream()

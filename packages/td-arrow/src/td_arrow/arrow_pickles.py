@@ -7,7 +7,7 @@
 True
 """
 
-from ._group_sources import GroupSource
+from ._group_sources import GroupSource, ObjectGroupSource
 from ._open_tables import MappedColumn, rebuild_column
 
-__all__ = ["GroupSource", "MappedColumn", "rebuild_column"]
+__all__ = ["GroupSource", "MappedColumn", "ObjectGroupSource", "rebuild_column"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from td_core import TensorCollection, load, save
 from td_core.errors import FormatError
 from td_core.spi import Coercer, LazyFunction, Serializer, as_named, check_regular, hookimpl, make_classmethod
-from td_core.typing import DeviceType, NestedKey
+from td_core.typing import DeviceType, NestedKey, ObjectLocation
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,7 @@ class _TableFormat(Serializer):
 
     stores_kinds = True
     schemes = _SCHEMES
+    reads_objects = True
     locations = _OBJECTS
     reads_stored_tensors = True
     head: bytes
@@ -38,6 +39,9 @@ class _TableFormat(Serializer):
         """Return True for a file with the first bytes of the format, or a directory whose first file has them."""
         if isinstance(location, str):
             return location.endswith(self.suffixes)
+        if isinstance(location, ObjectLocation):
+            is_named = location.where.lower().rstrip("/").endswith(self.suffixes)
+            return head.startswith(self.head) or (not head and is_named and not location.marks)
         if not isinstance(location, Path):
             return _read_head(location, len(self.head)) == self.head
         if head or not location.is_dir():

@@ -42,33 +42,36 @@ class ObjectFile(io.RawIOBase):
         super().__init__()
         self.store, self.info, self.block = store, info, block
         self._blocks: dict[int, bytes | bytearray | memoryview] = {}
+        self._kept: list[tuple[int, memoryview]] = []
         self._at = 0
 
     def __reduce__(self) -> Any:
         return ObjectFile, (self.store, self.info, self.block)
 
     def keep(self, start: int, content: bytes | memoryview) -> None:
-        """Keep bytes that the caller has read: those that are whole blocks."""
-        view = memoryview(content)
-        for number in range(-(-start // self.block), -(-self.info.size // self.block)):
-            begin = number * self.block
-            end = min(begin + self.block, self.info.size)
-            if end > start + len(view):
-                break
-            self._blocks[number] = view[begin - start : end - start]
+        """Keep bytes that the caller has read, as long as the file."""
+        self._kept.append((start, memoryview(content)))
+
+    def _is_kept(self, begin: int, end: int) -> bool:
+        return any(start <= begin and end <= start + len(content) for start, content in self._kept)
 
     def fetch(self, ranges: Sequence[Bytes]) -> None:
         """Read the blocks of some ranges that are not yet cached, with one call of the store."""
         wanted = {
             number
             for begin, end in ranges
-            if begin < end
+            if begin < end and not self._is_kept(begin, end)
             for number in range(begin // self.block, (min(end, self.info.size) - 1) // self.block + 1)
         }
-        missing = sorted(wanted - self._blocks.keys())
+        ends = {number: min((number + 1) * self.block, self.info.size) for number in wanted}
+        missing = sorted(
+            number
+            for number in wanted - self._blocks.keys()
+            if not self._is_kept(number * self.block, ends[number])
+        )
         if not missing:
             return
-        spans = [(n * self.block, min((n + 1) * self.block, self.info.size)) for n in missing]
+        spans = [(number * self.block, ends[number]) for number in missing]
         (found,) = read_objects(self.store, [(self.info.name, self.info.stamp, spans)])
         left = len(self._blocks) + len(missing) - _CACHED // self.block
         for number in [number for number in self._blocks if number not in wanted][: max(left, 0)]:
@@ -102,11 +105,18 @@ class ObjectFile(io.RawIOBase):
             return 0
         self.fetch([(begin, end)])
         while self._at < end:
-            number, start = divmod(self._at, self.block)
-            piece = memoryview(self._blocks[number])[start : start + end - self._at]
+            piece = self._find(self._at)[: end - self._at]
             target[self._at - begin : self._at - begin + len(piece)] = piece
             self._at += len(piece)
         return end - begin
+
+    def _find(self, position: int) -> memoryview:
+        """Return the cached bytes from a position on."""
+        number, start = divmod(position, self.block)
+        if number in self._blocks:
+            return memoryview(self._blocks[number])[start:]
+        begin, content = next(item for item in self._kept if item[0] <= position < item[0] + len(item[1]))
+        return content[position - begin :]
 
 
 def upload(
@@ -114,9 +124,10 @@ def upload(
     file: IO[bytes],
     report: Callable[[int], None] = lambda size: None,
     *,
+    name: str = "",
     create: bool = False,
 ) -> ObjectInfo:
-    """Write the object at the location of a store from a file, which is temporary: a save is complete before it is sent.
+    """Write an object, by default that at the location of a store, from a temporary file: it is complete before it is sent.
 
     Raises:
         FileExistsError: ``create`` is True, and there is an object.
@@ -135,7 +146,7 @@ def upload(
             yield piece
             report(len(piece))
 
-    return store.write("", produce(), create=create)
+    return store.write(name, produce(), create=create)
 
 
 def refuse_objects(location: object, operation: str, instead: str) -> None:
