@@ -64,6 +64,43 @@ def test_training_goes_on_through_cut_connections(
     assert torch.equal(total, data["x"].sum(0))
 
 
+def read_with_other_tool(name: str, url: str) -> list[int]:
+    """Return the leaf ``n.y`` of a save at a URL, as a program without td reads it."""
+    import fsspec
+
+    if name == "zarr":
+        zarr = pytest.importorskip("zarr")
+        return list(zarr.open_group(url, mode="r")["n/y"][:].tolist())
+    with fsspec.open(url) as file:
+        if name == "hdf5":
+            return list(pytest.importorskip("h5py").File(file)["n/y"][:].tolist())
+        tensors = pytest.importorskip("safetensors.torch").load(file.read())
+        return list(tensors["n.y"].tolist())
+
+
+@pytest.mark.parametrize("name", ["safetensors", "hdf5", "zarr"])
+def test_other_tool_reads_a_save(name: str, s3: Callable[..., Remote]) -> None:
+    require(name)
+    pytest.importorskip("s3fs")
+    remote = s3(f"data{FORMATS[name]}")
+    td_core.save(make_data(), remote)
+    assert read_with_other_tool(name, remote.url) == list(range(40))
+
+
+@pytest.mark.parametrize("name", ["safetensors", "hdf5"])
+def test_file_of_other_tool_is_read(name: str, s3: Callable[..., Remote], tmp_path: Path) -> None:
+    require(name)
+    path, remote = tmp_path / f"x{FORMATS[name]}", s3(f"x{FORMATS[name]}")
+    if name == "hdf5":
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            file["a"] = range(5)
+    else:
+        pytest.importorskip("safetensors.torch").save_file({"a": torch.arange(5)}, path)
+    copy(path, remote)
+    assert td_core.load(remote)["a"].tolist() == [0, 1, 2, 3, 4]
+    assert td_core.open(remote)["a"][3:].tolist() == [3, 4]
+
+
 @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_of_loader_read_or_say_how_to_start_them(
