@@ -77,9 +77,9 @@ class Connection:
         self.scripts, self.pending, self.client = True, _Pending(), self.options.get("client")
         self.keep_alive(None, [])
 
-    def keep_alive(self, ttl: int | None, keys: list[str]) -> None:
+    def keep_alive(self, ttl: int | None, keys: list[str], due: float = 0.0) -> None:
         """Let the server remove some keys when they were not used for ``ttl`` seconds; None for never."""
-        self.ttl, self.keys, self.due = ttl, keys, 0.0
+        self.ttl, self.keys, self.due = ttl, keys, due
 
     def reopen(self, storage_options: Mapping[str, object]) -> None:
         """Give the connection the options again that its pickle does not contain."""

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -235,6 +236,7 @@ def write_content(
                         old = read_content(connection)
                     return _write(pipe, client, connection, old, *make(old), blank)
 
+    connection.run(bool)  # what is due now would disturb the watch
     return connection.run(call, writes=True)
 
 
@@ -290,7 +292,8 @@ def _write(
     )
     if visible:
         pipe.sadd(key("__keys__"), *visible)
-    connection.keep_alive(extra.get("ttl"), list_keys(connection, {*shapes, *visible}))
+    ttl, keys = extra.get("ttl"), list_keys(connection, {*shapes, *visible})
+    connection.keep_alive(ttl, keys, time.monotonic() + (ttl or 0) / 10)
     for each in connection.keys if connection.ttl else ():
         pipe.expire(each, connection.ttl)
     pipe.execute()

@@ -239,7 +239,7 @@ def open_store(
 ) -> Any:
     """Open the collection of a connection."""
     content = read_content(connection, allow_pickle=allow_pickle)
-    connection.keep_alive(content.extra.get("ttl"), list_keys(connection, content.sources))
+    connection.keep_alive(content.extra.get("ttl"), list_keys(connection, content.sources), connection.due)
     store = Store(connection, device, cached)
     built = store.build(content)
     if type(built) is LazyStackedTensorDict:
@@ -398,8 +398,9 @@ class TensorDictStore(_OnServer, LiveCollection):
             if content.header is None or content.header != self._header:
                 found = TensorDictStore._of_opened(store, (), store.build(content))
                 for key in self._path:
-                    found = found._entries[key]
-                vars(self).update(vars(found), _header=content.header)
+                    found = getattr(found, "_entries", {}).get(key)
+                held = vars(found) if isinstance(found, TensorDictStore) else {"_entries": {}}
+                vars(self).update(held, _header=content.header)
         return self._entries
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
