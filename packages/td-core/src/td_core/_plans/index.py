@@ -82,8 +82,7 @@ class IndexPlan(ShapePlan):
         dim = 0
         for item in _items(self.index):
             if _is_on_host(item) and (count := item.numel()):
-                ends = item.flatten() if count < _FEW else torch.stack(item.aminmax())
-                ends = ends.tolist()
+                ends = item.flatten().tolist() if count < _FEW else [int(end) for end in item.aminmax()]
                 check_range(min(ends), max(ends), self.batch[dim], dim)
             dim += item is not None and type(item) is not bool
 

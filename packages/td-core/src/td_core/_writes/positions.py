@@ -12,7 +12,7 @@ from .._torch.kernels import PLAIN
 from .._torch.private import count_dispatch_modes, increase_versions, is_traced
 
 #: Rows of this many bytes together, and of this many each, are faster with numpy.
-_LEAST = 1 << 18
+_LEAST = 1 << 17
 _LEAST_EACH = 32
 
 
@@ -35,15 +35,16 @@ def _try_rows(leaf: Tensor, index: Tensor, value: Tensor) -> bool:
         value.numel() * value.itemsize < _LEAST
         or not _is_fitting(leaf, index, value)
         or _is_seen(leaf, value)
+        or (arrays := _make_arrays(leaf, index, value)) is None
     ):
         return False
-    positions = index.numpy()
+    held, positions, rows = arrays
     first = int(positions.flat[0])
     if _is_range(positions, first, len(leaf)):
         leaf.detach()[first : first + len(positions)].copy_(value.detach())
         return True  # torch raises the version
     try:
-        _as_array(leaf)[positions] = _as_array(value)
+        held[positions] = rows
     except IndexError:
         return False  # nothing was written; torch raises an error
     increase_versions([leaf])
@@ -58,9 +59,10 @@ def _is_fitting(leaf: Tensor, index: Tensor, value: Tensor) -> bool:
         and value.dtype is leaf.dtype
         and index.numel() > 0
         and value.numel() * value.itemsize >= _LEAST_EACH * index.numel()
-        and all(map(_is_dense, (leaf, index, value)))
-        and leaf.is_contiguous()
+        and not (leaf.is_nested or index.is_nested or value.is_nested)
         and value.shape == index.shape + leaf.shape[1:]
+        and leaf.layout is torch.strided
+        and leaf.is_contiguous()
     )
 
 
@@ -97,8 +99,14 @@ def _is_range(positions: Any, first: int, size: int) -> bool:
     return bool((positions[1:] - positions[:-1] == 1).all())
 
 
-def _as_array(tensor: Tensor) -> Any:
-    """Return an array of the memory of a tensor."""
+def _make_arrays(leaf: Tensor, index: Tensor, value: Tensor) -> tuple[Any, Any, Any] | None:
+    """Return arrays of the memory of three tensors; None if one of them is elsewhere, or not as it is in memory."""
+    try:
+        # numpy() refuses conjugate and negative views, sparse and quantized tensors, and other devices.
+        return leaf.numpy(), index.numpy(), value.numpy()
+    except (TypeError, RuntimeError):
+        if not all(map(_is_dense, (leaf, index, value))):
+            return None
     # Integers of the same width stand for dtypes that numpy lacks.
-    dtype = STAND_INS.get(tensor.itemsize, tensor.dtype)
-    return tensor.detach().view(dtype).numpy()
+    dtype = STAND_INS.get(leaf.itemsize, leaf.dtype)
+    return leaf.detach().view(dtype).numpy(), index.numpy(), value.detach().view(dtype).numpy()
