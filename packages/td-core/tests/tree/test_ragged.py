@@ -64,13 +64,14 @@ def test_fill_gaps_gives_members_without_the_entry_no_rows():
         fill_gaps("c", members)
 
 
-#: The sizes of the first dim, and those of the others: small leaves, some of them empty, large ones, and none.
+#: The sizes of the first dim, and those of the others: few leaves and many, small and large ones, without elements.
 ROWS = {
-    "small": ([1, 0, 3, 2], ()),
-    "small with dims": ([2, 5, 1], (2, 3)),
-    "empty": ([0, 0], (2,)),
-    "large": ([700, 300], ()),
-    "large with dims": ([3, 1], (40, 30)),
+    "few": ([1, 0, 3, 2], ()),
+    "small": ([1, 0, 3, 2] * 6, ()),
+    "small with dims": ([2, 5, 1] * 6, (2, 3)),
+    "empty": ([0] * 17, (2,)),
+    "large": ([700, 300] * 8, ()),
+    "few with dims": ([3, 1], (40, 30)),
 }
 DTYPES = [
     torch.float32,

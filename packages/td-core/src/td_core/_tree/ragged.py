@@ -26,7 +26,8 @@ from .walks import has_entries, list_holders
 _SHAPE, _DTYPE, _NDIM = attrgetter("shape"), attrgetter("dtype"), attrgetter("ndim")
 _LAYOUT, _IS_NESTED = attrgetter("layout"), attrgetter("is_nested")
 
-#: Mean number of elements of leaves up to which one write of all rows is faster than pad_sequence().
+#: The number of leaves from which, and their mean size up to which, one write of all is faster than pad_sequence().
+_MANY = 16
 _SMALL = 256
 
 #: What :func:`get_member_entry` returns for a member without the entry.
@@ -224,15 +225,15 @@ def make_padded_tensor(
 
 def _pad_rows(leaves: list[Tensor], value: float) -> Tensor:
     """Pad and stack leaves that differ in the first dim only, with one write of one tensor for small leaves."""
-    if leaves[0].is_cpu and not is_grad_needed(leaves):
+    if len(leaves) >= _MANY and leaves[0].is_cpu and not is_grad_needed(leaves):
         rows = torch.cat(leaves)
         if rows.numel() <= _SMALL * len(leaves):
-            lengths = torch.tensor([shape[0] for shape in map(_SHAPE, leaves)])
-            longest = int(lengths.max())
-            padded = rows.new_full((len(leaves), longest, *rows.shape[1:]), value)
+            lengths = [shape[0] for shape in map(_SHAPE, leaves)]
+            padded = rows.new_full((len(leaves), max(lengths), *rows.shape[1:]), value)
+            ends = torch.tensor(lengths, device="cpu")[:, None]
+            inside = torch.arange(max(lengths), device="cpu") < ends
             with suppress(RuntimeError):  # torch cannot scatter some dtypes
-                padded[torch.arange(longest) < lengths[:, None]] = rows
-                return padded
+                return padded.masked_scatter_(inside.view(*inside.shape, *[1] * (rows.ndim - 1)), rows)
     # pad_sequence() fills one tensor, while pad() would copy each leaf before stack() copies it again.
     return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
 
