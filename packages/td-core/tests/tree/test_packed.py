@@ -245,6 +245,64 @@ def test_clone_packed_is_packed_and_apart() -> None:
     assert copy["a"].requires_grad and not copy["n", "k0"].requires_grad
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.complex64,
+        torch.int64,
+        torch.bool,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("gap", [1, 16])
+def test_isfinite_of_packed_equals_torch_on_each_leaf(dtype: torch.dtype, gap: int) -> None:
+    odd = torch.tensor([1.0, torch.inf, -torch.inf, torch.nan, 0.0, -2.0])
+    leaf = odd.to(dtype) if dtype.is_floating_point or dtype.is_complex else torch.arange(6).to(dtype)
+    box = pack(
+        {"a": leaf, "s": leaf[1].clone(), ("n", "b"): leaf.flip(0).view(2, 3), "e": leaf[:0].clone()}, gap
+    )
+    box.add_(0) if dtype is not torch.bool else box.zero_()
+    wanted = {key: leaf.isfinite() for key, leaf in box.items(True, True)}
+    for _ in range(2):  # the first operation runs leaf by leaf
+        found = box.isfinite()
+        assert box.is_packed
+        assert list(found.keys(True, True)) == list(wanted)
+        for key, flags in wanted.items():
+            assert found[key].dtype is torch.bool
+            assert torch.equal(found[key], flags)
+    found["a"].logical_not_()
+    assert torch.equal(found["n", "b"], wanted["n", "b"])
+    box["a"] = torch.full((6,), torch.nan)
+    assert not box.isfinite()["a"].any()
+
+
+def test_isfinite_of_packed_under_transform_and_autograd_equals_plain() -> None:
+    leaves = {"a": torch.tensor([[1.0, torch.nan]]), "b": torch.tensor([torch.inf])}
+    box = pack(leaves, batch_size=(1,)).add_(0)
+    box.isfinite()
+    assert torch.vmap(lambda td: td.isfinite())(box)["a"].tolist() == [[True, False]]
+    box["a"].requires_grad_()
+    assert box.isfinite()["b"].tolist() == [False]
+    mixed = pack(leaves | {"i": torch.arange(3)}).add_(0)
+    mixed.isfinite()
+    assert {key: flags.tolist() for key, flags in mixed.isfinite().items()} == {
+        "a": [[True, False]], "b": [False], "i": [True] * 3,
+    }  # fmt: skip
+
+
+def test_clone_of_leaves_that_only_their_memory_aligns_equals_them() -> None:
+    memory = torch.arange(64, dtype=torch.uint8)
+    leaf = memory[8:24].view(
+        torch.float64
+    )  # eight bytes into the memory, four into the storage of the collection
+    box = packed.pack_root(TensorDict({"a": leaf}), memory[4:])
+    assert torch.equal(box.clone()["a"], leaf)
+    assert torch.equal(box.isfinite()["a"], leaf.isfinite())
+
+
 def test_lock_and_unlock_packed_stays_packed() -> None:
     box = pack(make()).lock_()
     assert box.unlock_().is_packed

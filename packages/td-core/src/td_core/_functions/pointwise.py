@@ -22,6 +22,7 @@ from .._torch.operators import OPERATIONS, Operation
 from .._torch.private import foreach_kernel
 from .._tree.coerce import build_nested
 from .._tree.node import Core
+from .._tree.packed import map_packed
 from .._writes.check import LEAF_ERRORS
 from .._writes.inplace import write_leaves
 from .._writes.packed import Beside, try_write_packed
@@ -104,13 +105,19 @@ OPS: dict[str, Op] = {
 LOGICAL = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "logical_and"})
 
 
+#: Operations of several kernels whose result for an element is the same in any tensor, and which raise for none.
+_OF_SINGLE = frozenset({"isfinite"})
+
+
 def apply_unary(node: CoreT, name: str) -> CoreT:
     """Return a collection of the results of an operation on each leaf."""
     this = OPS[name]
     leaves: list[Tensor] = []
     try:
         if this.fused is None:
-            return node._map(this.single)
+            held = node._inner()._backends if name in _OF_SINGLE else None
+            packed = None if held is None else map_packed(node, this.single)
+            return node._map(this.single) if packed is None else packed
         levels = node._flatten_leaves(leaves)
         return node._unflatten(foreach(this, leaves, plain=type(levels) is dict), levels)
     except LEAF_ERRORS as error:

@@ -160,6 +160,17 @@ class Packed:
 
     def make_leaves(self, storage: Tensor) -> list[Tensor]:
         """Return the leaves in another storage. Autograd takes them for tensors of their own, not for parts of one."""
+        return self._place({dtype: _view_whole(storage, dtype) for dtype in self.dtypes})
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> list[Tensor] | None:
+        """Apply a function of single elements to all leaves in one call; None for leaves of several dtypes."""
+        # With several, each element would be read as each of the dtypes.
+        if len(self.dtypes) > 1:
+            return None
+        return self._place({dtype: fn(_view_whole(self.storage, dtype)) for dtype in self.dtypes})
+
+    def _place(self, whole: dict[torch.dtype, Tensor]) -> list[Tensor]:
+        """Return a tensor at the place of each leaf in the vector of its dtype."""
         if self._views is None:
             starts = [place.start // place.dtype.itemsize for place in self.places]
             self._views = [
@@ -169,7 +180,6 @@ class Packed:
                 starts,
             ]
         dtypes, *columns = self._views
-        whole = {dtype: _view_whole(storage, dtype) for dtype in self.dtypes}
         return [*map(find_apart_view(), map(whole.__getitem__, dtypes), *columns)]
 
     def is_like(self, other: Packed) -> bool:
@@ -271,6 +281,13 @@ def clone_packed(root: CoreT) -> CoreT | None:
     return pack_root(root._unflatten(leaves, root._flatten_leaves([])), storage)
 
 
+def map_packed(root: CoreT, fn: Callable[[Tensor], Tensor]) -> CoreT | None:
+    """Apply a function of single elements, which raises for none, to a packed collection; None for others."""
+    mark = find_packed(root)
+    leaves = None if mark is None else mark.map(fn)
+    return None if leaves is None else root._unflatten(leaves, root._flatten_leaves([]))
+
+
 def list_filled(root: Core) -> list[Tensor] | None:
     """Return vectors that together have each element of a packed collection once; None for others, and for tied leaves."""
     mark = find_packed(root)
@@ -287,6 +304,9 @@ def _find_places(
         return None
     entries = {id(entry) for _, _, held in levels for entry in held if isinstance(entry, Tensor)}
     places = [place for leaf in leaves if (place := _find_place(leaf, storage)) is not None]
+    # A vector of the dtype from the first byte of the storage on has the elements of each leaf.
+    if any(place.start % place.dtype.itemsize for place in places):
+        return None
     return places if len(places) == len(leaves) and entries == {*map(id, leaves)} else None
 
 
