@@ -10,8 +10,9 @@ from importlib.util import find_spec
 import pytest
 
 #: The module that a program needs. Left out are prioritized replay of TorchRL, whose compiled extension does not load here, and
-#: programs that do not run with these releases under either: BenchMARL and torchrl-agents use names and arguments that TorchRL
-#: removed in 0.11, xdrl a name that tdhook lacks.
+#: what does not run with these releases under either: BenchMARL 1.5.2 (cannot import SyncDataCollector from torchrl.collectors),
+#: xdrl 0.2.0 (cannot import CompatibilityDecision from tdhook.workflow), torchrl-agents 0.4.12 (names and arguments that TorchRL
+#: removed in 0.11), and robotdataset 0.2.4, whose data are elsewhere.
 NEEDS = {
     "ppo": "torchrl",
     "sac": "torchrl",
@@ -25,6 +26,7 @@ NEEDS = {
     "embedding_cache": "tensordict_cache",
     "rsl_ppo": "rsl_rl",
     "verl_grpo": "verl",
+    "kv_queue": "transfer_queue",
 }
 
 
