@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple, TypeVar
@@ -315,16 +315,30 @@ def _write_batch(batch: Sequence[Runs], client: Any) -> None:
     connection = batch[0].source.connection
     with client.pipeline() as pipe:
         while True:
-            pipe.watch(connection.key("stamps"))
-            _check_stamps(batch, pipe.hmget(connection.key("stamps"), [runs.source.name for runs in batch]))
-            pipe.multi()
-            for source, size, offsets, data in batch:
-                for i, offset in enumerate(offsets):
-                    pipe.setrange(connection.key("d", source.name), offset, data[i * size : (i + 1) * size])
-            pipe.incr(connection.key("gen"))
-            with contextlib.suppress(redis.WatchError):
+            with expect_changes():
+                pipe.watch(connection.key("stamps"))
+                _check_stamps(
+                    batch, pipe.hmget(connection.key("stamps"), [runs.source.name for runs in batch])
+                )
+                pipe.multi()
+                for source, size, offsets, data in batch:
+                    for i, offset in enumerate(offsets):
+                        pipe.setrange(
+                            connection.key("d", source.name), offset, data[i * size : (i + 1) * size]
+                        )
+                pipe.incr(connection.key("gen"))
                 pipe.execute()
                 return
+
+
+@contextlib.contextmanager
+def expect_changes() -> Iterator[None]:
+    """End a block in which a watched key has changed; raise the error of a connection that was lost meanwhile."""
+    try:
+        yield
+    except redis.WatchError as error:
+        if isinstance(error.__context__, redis.RedisError):
+            raise error.__context__ from None
 
 
 def _check_stamps(batch: Sequence[Runs], stamps: Sequence[bytes | None]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import redis
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
@@ -27,7 +26,7 @@ from td_store.arrays import (
     read_shape,
 )  # fmt: skip
 
-from ._redis_source import PIECE, Connection, RedisSource
+from ._redis_source import PIECE, Connection, RedisSource, expect_changes
 
 #: The most bytes of a string of Redis, and how many seconds the server has strings that are used for a moment.
 _LARGEST, _SPARE = 512 << 20, 600
@@ -227,7 +226,7 @@ def write_content(
     def call(client: Any) -> dict[str, str]:
         with client.pipeline() as pipe:
             while True:
-                with suppress(redis.WatchError):
+                with expect_changes():
                     pipe.watch(
                         connection.key("td"), connection.key("__keys__"), connection.key("__batch_size__")
                     )
