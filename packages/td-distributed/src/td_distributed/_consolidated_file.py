@@ -241,8 +241,13 @@ def _compare_hash(structure: Level, storage: Tensor) -> None:
 
 def count_hashes(path: Path) -> int:
     """Return the number of hashes that a file records: one for its storage, or none."""
-    structure, _ = _split(_map_checked(path), str(path))
-    with convert_damage(str(path)):
+    return count_hashes_in(_map_checked(path), str(path))
+
+
+def count_hashes_in(data: Tensor, name: str) -> int:
+    """Return the number of hashes that the bytes of a file record."""
+    structure, _ = _split(data, name)
+    with convert_damage(name):
         return int(_get_hash(structure) is not None)
 
 

@@ -49,7 +49,7 @@ def allocate(nbytes: int, device: torch.device | None = None, *, pin_memory: boo
     return storage
 
 
-def make_vector(data: bytes) -> Tensor:
+def make_vector(data: bytes | memoryview) -> Tensor:
     """Copy bytes, at least one, into a new 1-D uint8 tensor."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 

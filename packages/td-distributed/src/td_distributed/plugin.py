@@ -25,6 +25,7 @@ class ConsolidatedFormat(Serializer):
     """
 
     name = "consolidated"
+    reads_objects = True  # if format= names it: a first part does not tell what an object ends with
 
     save = LazyFunction(__package__, "._consolidate", "save_file")
     load = LazyFunction(__package__, "._consolidate", "load_file")
