@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from servers import FAULTS, WebServer, serve
 
 import td_core
@@ -265,6 +266,32 @@ def test_concurrency_bounds_requests_of_all_threads(
         thread.join()
     monkeypatch.setattr(type(server), "take_fault", original)
     assert most == concurrency
+
+
+def test_concurrency_bounds_requests_to_a_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    remotes = [Remote("memory://bounded/x", concurrency=2) for _ in range(2)]
+    remotes[0].write("a", [CONTENT])
+    original = MemoryFileSystem.cat_file
+
+    def count(self: Any, path: str, start: int, end: int) -> Any:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+        return original(self, path, start, end)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", count)
+    ranges = [Range("a", i, i + 1) for i in range(8)]
+    threads = [threading.Thread(target=remote.read, args=(ranges,)) for remote in remotes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 2
 
 
 class RefusedError(Exception):

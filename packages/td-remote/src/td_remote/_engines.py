@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +17,17 @@ from ._retries import Policy, ShortAnswerError, make_missing_error, make_replace
 PART = 1 << 24
 #: An object of a server without ranges is read whole up to this size, and so many first bytes of it by themselves.
 WHOLE, HEAD = 1 << 26, 1 << 16
+
+
+#: The bounds on requests in threads, by host and number of requests.
+_limits: dict[tuple[str, int], threading.BoundedSemaphore] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_limits.clear)
+
+
+def share_limit(host: str, most: int) -> threading.BoundedSemaphore:
+    """Return the bound on the requests of this process for a host, which all locations with this number share."""
+    return _limits.setdefault((host, most), threading.BoundedSemaphore(most))
 
 
 class Answer(NamedTuple):

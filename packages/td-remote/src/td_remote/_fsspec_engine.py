@@ -19,7 +19,7 @@ from td_core.errors import FormatError
 from td_core.spi import run_parallel
 from td_core.typing import ObjectInfo, Range
 
-from ._engines import PART, Answer, measure, place_range, split_parts
+from ._engines import PART, Answer, measure, place_range, share_limit, split_parts
 from ._retries import Attempts, Policy, ShortAnswerError, make_missing_error, make_short_error, translate
 
 T = TypeVar("T")
@@ -115,11 +115,17 @@ class FsspecEngine:
     def run_all(self, operation: str, work: Sequence[tuple[str, Callable[[], T]]]) -> list[T]:
         """Return the results of requests, which are repeated as the policy says."""
         results: list[Any] = [None] * len(work)
+        limit = share_limit(f"{type(self.system).__name__} {self.host}", self.policy.concurrency)
 
         def run(i: int) -> Callable[[], None]:
+            name, function = work[i]
+
+            def attempt() -> T:
+                with limit:
+                    return function()
+
             def call() -> None:
-                name, function = work[i]
-                results[i] = Attempts(self.policy, operation, name).run(function)
+                results[i] = Attempts(self.policy, operation, name).run(attempt)
 
             return call
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from td_core.errors import FormatError, PluginError
 from td_core.typing import ObjectInfo, Range
 
-from ._engines import HEAD, PART, Answer, WholeObjects, measure, refuse_short, split_parts
+from ._engines import HEAD, PART, Answer, WholeObjects, measure, refuse_short, share_limit, split_parts
 from ._retries import Attempts, Policy, find_status, make_missing_error, translate
 
 #: Schemes for which obstore has a store.
@@ -28,16 +28,15 @@ class ForkError(OSError, RuntimeError):
 
 
 class _Process:
-    """Whether this process has used obstore, and whether it was forked from one that had; its bounds on requests by host."""
+    """Whether this process has used obstore, and whether it was forked from one that had."""
 
     used = False
     forked = False
-    limits: dict[tuple[str, int], threading.BoundedSemaphore] = {}  # noqa: RUF012  one for the process
 
     @classmethod
     def enter_child(cls) -> None:
         """Remember in a forked process what its parent has used."""
-        cls.forked, cls.limits = cls.used or cls.forked, {}
+        cls.forked = cls.used or cls.forked
 
     @classmethod
     def use(cls, where: str) -> None:
@@ -114,9 +113,7 @@ class ObstoreEngine:
     def __init__(self, store: Any, writer: Any, path: str, policy: Policy) -> None:
         self._store, self._writer, self._path, self._policy = store, writer, path, policy
         host = f"{type(store).__name__} {getattr(store, 'url', '')} {getattr(store, 'config', {}).get('bucket', '')}"
-        self._limit = _Process.limits.setdefault(
-            (host, policy.concurrency), threading.BoundedSemaphore(policy.concurrency)
-        )
+        self._limit = share_limit(host, policy.concurrency)
         self._threads = ThreadPoolExecutor(policy.concurrency, "td-remote")
         self._whole, self._lock = WholeObjects(policy), threading.Lock()
         #: A web server cannot create an object only if there is none.
