@@ -138,7 +138,8 @@ def test_convert_between_directory_and_archive(
     assert (td_core.load(target) == data).all()
 
 
-def test_save_to_url_raises(data: TensorDict) -> None:
-    with pytest.raises(TypeError, match="the format 'memmap' does not accept 's3://bucket/x' as a location"):
-        data.save("s3://bucket/x")
-    assert not Path("s3:").exists()
+def test_save_to_url_without_store_raises(data: TensorDict) -> None:
+    for save in (data.save, data.memmap):
+        with pytest.raises(td_core.MissingPluginError, match="none provides the scheme 'cellar'"):
+            save("cellar://bucket/x")
+    assert not Path("cellar:").exists()

@@ -239,7 +239,7 @@ def test_load_of_nothing_known_raises_without_secrets(
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["load", "open", "inspect", "verify", "load_"])
+@pytest.mark.parametrize("name", [*OPERATIONS])
 def test_url_without_provider_names_the_scheme(name: str, plugin: Plugin) -> None:
     with pytest.raises(MissingPluginError, match="none provides the scheme 'cellar' with the hook td_stores"):
         OPERATIONS[name]("cellar://top")

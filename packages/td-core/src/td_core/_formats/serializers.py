@@ -286,6 +286,8 @@ class Serializers:
 
     def _check_location(self, serializer: Serializer, location: Location) -> None:
         if not _accepts(serializer, location):
+            if isinstance(location, str) and serializer.reads_objects:
+                STORES.check_scheme(location)
             raise self._location_error(f"the format {serializer.name!r} does not accept", location)
 
     def _location_error(self, problem: str, location: Location) -> TypeError:
