@@ -101,7 +101,7 @@ class Connection:
         for wait in (*_WAITS, None):
             is_sent = False
             try:
-                client = self._connect()
+                client = self._connect(check=writes)
                 is_sent = writes
                 result = call(client)
                 if self.ttl and time.monotonic() > self.due:
@@ -119,8 +119,8 @@ class Connection:
             time.sleep(wait)
         raise AssertionError  # the last turn returns or raises
 
-    def _connect(self) -> Any:
-        """Return the client, with a connection in its pool: what follows sends the first byte."""
+    def _connect(self, check: bool) -> Any:
+        """Return the client; with ``check`` with a connection in its pool, so that what follows sends the first byte."""
         if self.lacking:
             raise ValueError(
                 f"{self.where}: its pickle does not contain {', '.join(self.lacking)}: give the options again with "
@@ -129,12 +129,13 @@ class Connection:
         if self.client is None:
             defaults = {"socket_timeout": 30, "retry": Retry(NoBackoff(), 0)}
             self.client = redis.Redis(**{**defaults, **self.options})
-        pool = self.client.connection_pool
-        try:
-            connection = pool.get_connection()
-        except TypeError:  # before redis-py 5.3
-            connection = pool.get_connection("_")
-        pool.release(connection)
+        if check:
+            pool = self.client.connection_pool
+            try:
+                connection = pool.get_connection()
+            except TypeError:  # before redis-py 5.3
+                connection = pool.get_connection("_")
+            pool.release(connection)
         return self.client
 
 
