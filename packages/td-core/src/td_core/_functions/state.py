@@ -23,7 +23,6 @@ from torch import Tensor
 
 from .._encode.node_kinds import KINDS, NodeKind
 from .._encode.records import Record
-from .._torch.kernels import PLAIN
 from .._tree.coerce import WRAPPED, coerce
 from .._tree.components import has_same_components
 from .._tree.defaults import check_keys, clone_detached, get_lead, show_path, unwrap_entry
@@ -44,9 +43,6 @@ _META = {"batch_size", "device"}
 _OLD_FIELDS = {"__batch_size", "__device"}
 _OLD_TENSORCLASS = {"_tensordict", "_non_tensordict"}
 
-#: One call for all leaves of a level is faster only above about this many entries.
-_FEW = 8
-
 #: An entry of a parsed state dict.
 Entry = Union[Tensor, "_Level"]
 
@@ -66,8 +62,7 @@ def write_state_dict(
     target: Any = OrderedDict() if destination is None else destination
     if not hasattr(target, "_metadata"):
         target._metadata = OrderedDict()
-    out, before = target, prefix
-    entries = _write_leaves(_write_level(root, out, prefix.removesuffix(".")), out, before, keep_vars)
+    entries, out, before = _write_level(root, target, prefix.removesuffix(".")), target, prefix
     above: list[Any] = []
     # By hand: the row `state_dict` of benchmarks/ops.py.
     while True:
@@ -78,12 +73,11 @@ def write_state_dict(
                 if flatten:
                     if name in out._metadata and (not has_entries(child) or child._children()):
                         raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
-                    level, before = _write_level(child, out, name), name + "."
+                    entries, before = _write_level(child, out, name), name + "."
                 else:
                     out[name] = nested = OrderedDict()  # type: ignore[var-annotated]
                     nested._metadata = OrderedDict()  # type: ignore[attr-defined]
-                    level, out, before = _write_level(child, nested, ""), nested, ""
-                entries = _write_leaves(level, out, before, keep_vars)
+                    entries, out, before = _write_level(child, nested, ""), nested, ""
                 break
             if name in out:
                 raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
@@ -148,31 +142,18 @@ def _is_described(node: Core, meta: dict[str, object] | None) -> bool:
     )
 
 
-def _write_leaves(
-    entries: dict[str, Child], out: Any, before: str, keep_vars: bool
-) -> Iterator[tuple[str, Child]]:
-    """Write a level of many plain leaves in one call, and return an iterator over the entries that are left."""
-    if len(entries) > _FEW and PLAIN.issuperset(map(type, entries.values())):
-        names = [before + key for key in entries]
-        if out.keys().isdisjoint(names):
-            leaves: Any = entries.values()
-            out.update(zip(names, leaves if keep_vars else map(Tensor.detach, leaves)))
-            return iter(())
-    return iter(entries.items())
-
-
-def _write_level(node: Core, out: Any, level: str) -> dict[str, Child]:
-    """Write the metadata of a node, and return a copy of its entries."""
+def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]:
+    """Write the metadata of a node, and return an iterator over its entries."""
     meta: dict[str, object] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
     record = _make_record(node)
     if record is None:
-        return dict(get_all_entries(node))
+        return iter(dict(get_all_entries(node)).items())
     get_all_entries(node)  # raises for entries that only some members have, which a record does not hold
     meta.update(record.meta)
     if record.values:
         meta["_non_tensor"] = dict(record.values)
-    return dict(record.entries)
+    return iter(record.entries.items())
 
 
 def _make_record(node: Core) -> Record | None:
