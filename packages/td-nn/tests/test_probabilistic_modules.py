@@ -534,3 +534,10 @@ def test_repr_lists_options():
         "num_samples=torch.Size([2])",
     ):
         assert part in text
+
+
+def test_cache_dist_in_program_of_tensordict_builds_at_each_call(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    module = normal(cache_dist=True)
+    for loc in (LOC, LOC + 1):
+        assert torch.equal(module(TensorDict(loc=loc, scale=SCALE))["y"], loc)

@@ -16,6 +16,7 @@ from td_core.errors import (
     LockedError,
     StructureError,
 )
+from td_core.spi import RULES
 
 
 def test_getitem_missing_key_error_suggests_closest_key():
@@ -290,3 +291,18 @@ def test_delete_index_raises(index: Any) -> None:
     with pytest.raises(KeyPathError, match="only keys can be deleted, not the index"):
         del td[index]
     assert set(td.keys()) == {"a", "n"}
+
+
+@pytest.mark.parametrize("form", [{"as_list": True}, {"as_nested_tensor": True}, {"as_padded_tensor": True}])
+def test_get_form_of_even_entry_in_program_of_tensordict_returns_entry(
+    form: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    td = TensorDict(a=torch.arange(2), n={"b": torch.ones(2)}, batch_size=[2])
+    for node, key, expected in (
+        (td, "a", td["a"]),
+        (td, ("n", "b"), td["n", "b"]),
+        (td["n"], "b", td["n", "b"]),
+    ):
+        assert node.get(key, **form) is expected
+    assert td.get("z", 5, **form) == 5

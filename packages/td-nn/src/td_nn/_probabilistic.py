@@ -110,7 +110,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         aggregate: bool | None = None,
     ) -> None:
         super().__init__()
-        if cache_dist:
+        if cache_dist and not RULES.follows_tensordict:  # without the cache, the results are the same
             raise ValueError("cache_dist=True is not supported: a distribution is built at each call")
         if not callable(distribution_class):
             raise TypeError(

@@ -51,6 +51,8 @@ def get_in_form(node: Core, key: NestedKey, default: object, form: dict[str, Any
         entry = node.get(key, default)
         ragged = isinstance(entry, Tensor) and entry.is_nested
         return convert_form(key, list(entry.unbind()) if ragged else None, 0, entry, **form)
+    if RULES.follows_tensordict:
+        return node.get(key, default)
     raise TypeError(f"{type(node).__name__}.get() takes no {', '.join(form)}: only lazy stacks do")
 
 
