@@ -67,6 +67,36 @@ def test_all_reduce_strided_and_mixed_dtypes_equals_torch(two: Any) -> None:
     assert two.run(reduce_mixed_dtypes) == [(values, 1)] * 2
 
 
+def reduce_by_name(rank: int) -> Any:
+    found = {}
+    for op in ("sum", "mean", "avg", "max", "min", "product", "prod"):
+        tree = TensorDict({"a": torch.tensor([rank + 1.0, 4.0]), "n": {"b": torch.tensor(rank * 2.0)}})
+        tree.all_reduce(op, bucket_bytes=4)
+        found[op] = [tree["a"].tolist(), tree["n", "b"].item()]
+    tree = TensorDict({"a": torch.tensor([rank + 1.0])})
+    tree.reduce(1, "mean")
+    found["reduce"] = tree["a"].item() if rank else None
+    works = tree.all_reduce("mean", async_op=True)
+    for work in [*works, *works]:
+        work.wait()
+    found["async"] = tree["a"].item()
+    errors = [catch_error(lambda: TensorDict({"i": torch.tensor(rank)}).all_reduce("mean"))]
+    return found, [*errors, catch_error(lambda: tree.all_reduce("median"))]
+
+
+def test_all_reduce_by_name_of_operation_equals_torch(two: Any) -> None:
+    wanted = {
+        "sum": [[3.0, 8.0], 2.0], "mean": [[1.5, 4.0], 1.0], "avg": [[1.5, 4.0], 1.0], "max": [[2.0, 4.0], 2.0],
+        "min": [[1.0, 4.0], 0.0], "product": [[2.0, 16.0], 0.0], "prod": [[2.0, 16.0], 0.0],
+    }  # fmt: skip
+    first, second = two.run(reduce_by_name)
+    assert first[0] == {**wanted, "reduce": None, "async": 1.25}
+    assert second[0] == {**wanted, "reduce": 1.5, "async": 1.25}
+    for _, (integer, unknown) in (first, second):
+        assert "key 'i' is of dtype torch.int64, which has no mean; reduce it by sum" in str(integer)
+        assert "op is 'sum', 'mean', 'max', 'min', 'product' or a ReduceOp; got 'median'" in str(unknown)
+
+
 def reduce_large_leaves(rank: int) -> Any:
     large = torch.full((2, 1 << 18), rank + 1.0)
     tree = TensorDict({"a": torch.ones(2), "l": large, "t": large.clone().t(), "b": torch.ones(2)})

@@ -42,16 +42,21 @@ class ReduceWork:
         work: the handle of torch.distributed.
         flat: 1-D tensor of the bucket's elements.
         leaves: leaves to write the result to; empty if ``flat`` is a view of its leaf, or this rank gets no result.
+        divisor: the number that the result is divided by.
     """
 
-    def __init__(self, work: dist.Work, flat: Tensor, leaves: list[Tensor]) -> None:
+    def __init__(self, work: dist.Work, flat: Tensor, leaves: list[Tensor], divisor: int = 1) -> None:
         self.work = work
         self.flat = flat
         self.leaves = leaves
+        self.divisor = divisor
 
     def wait(self) -> None:
         """Block until the result has arrived, and write it into the leaves."""
         self.work.wait()
+        if self.divisor != 1:
+            self.flat /= self.divisor
+            self.divisor = 1
         if self.leaves:
             pieces = self.flat.split([leaf.numel() for leaf in self.leaves])
             shaped = [
@@ -77,7 +82,7 @@ def all_reduce(
     """Reduce every leaf over all ranks, in place; non-tensor data is not changed.
 
     Args:
-        op: a ``torch.distributed.ReduceOp``; a sum by default.
+        op: "sum", "mean", "max", "min", "product" or a ``torch.distributed.ReduceOp``; a sum by default.
         group: the process group; None is the global one.
         async_op: return a list of handles to ``wait()`` on.
         bucket_bytes: largest size in bytes of a bucket of leaves below 1 MiB; 32 MiB by default.
@@ -94,10 +99,11 @@ def all_reduce(
     tensor([0, 1, 2])
     >>> dist.destroy_process_group()
     """
-    among, op = Group(group), dist.ReduceOp.SUM if op is None else op
-    leaves, place = _agree(self, among, op, f"all_reduce with bucket_bytes={bucket_bytes}")
+    among, (op, mean) = Group(group), _parse_op(op)
+    leaves, place = _agree(self, among, op, f"all_reduce{mean} with bucket_bytes={bucket_bytes}", mean)
+    divisor = among.size if mean else 1
     buckets = [
-        ReduceWork(dist.all_reduce(flat, op, group, async_op=True), flat, targets)
+        ReduceWork(dist.all_reduce(flat, op, group, async_op=True), flat, targets, divisor)
         for flat, targets in _iter_flat(leaves, bucket_bytes, place, True)
     ]
     return _handles(buckets, async_op)
@@ -117,7 +123,7 @@ def reduce(
 
     Args:
         dst: rank in the global group.
-        op: a ``torch.distributed.ReduceOp``; a sum by default.
+        op: "sum", "mean", "max", "min", "product" or a ``torch.distributed.ReduceOp``; a sum by default.
         async_op: start all buckets before waiting for the first.
         return_premature: with ``async_op``, return a list of handles to ``wait()`` on instead of waiting.
         group: the process group; None is the global one.
@@ -133,16 +139,29 @@ def reduce(
     tensor([0, 1, 2])
     >>> dist.destroy_process_group()
     """
-    among, op = Group(group), dist.ReduceOp.SUM if op is None else op
+    among, (op, mean) = Group(group), _parse_op(op)
     receives = among.rank == among.rank_of(dst)
-    leaves, place = _agree(self, among, op, f"reduce to rank {dst} with bucket_bytes={bucket_bytes}")
+    call = f"reduce{mean} to rank {dst} with bucket_bytes={bucket_bytes}"
+    leaves, place = _agree(self, among, op, call, mean)
     buckets = []
     for flat, targets in _iter_flat(leaves, bucket_bytes, place, receives):
         work = dist.reduce(flat, dst, op, group, async_op=True)
-        buckets.append(ReduceWork(work, flat, targets if receives else []))
+        buckets.append(ReduceWork(work, flat, targets if receives else [], among.size if mean else 1))
         if not async_op:
             buckets[-1].wait()
     return _handles(buckets, async_op and return_premature)
+
+
+def _parse_op(op: object) -> tuple[Any, str]:
+    """Return the operation of torch.distributed, and " of the mean" if its result is divided by the number of ranks."""
+    if not isinstance(op, str):
+        return dist.ReduceOp.SUM if op is None else op, ""
+    if op in ("mean", "avg"):  # gloo of older releases has no average
+        return dist.ReduceOp.SUM, " of the mean"
+    found = getattr(dist.ReduceOp, "PRODUCT" if op == "prod" else op.upper(), None)
+    if found is None:
+        raise ValueError(f"op is 'sum', 'mean', 'max', 'min', 'product' or a ReduceOp; got {op!r}")
+    return found, ""
 
 
 def _handles(buckets: list[ReduceWork], wanted: bool) -> list[ReduceWork] | None:
@@ -209,7 +228,7 @@ def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
 
 
 def _agree(
-    collection: TensorCollection, among: Group, op: Any, call: str
+    collection: TensorCollection, among: Group, op: Any, call: str, mean: str
 ) -> tuple[list[Tensor], torch.device]:
     """Check that all ranks have the same structure. Return the leaves in one order for all ranks, and the device to use."""
     by = getattr(op, "op", op).name
@@ -220,6 +239,8 @@ def _agree(
     if not any(words) or any(front[2:] != words for front in fronts):
         # The ranks may still have the same keys in another order, so compare them sorted by key.
         leaves, fronts = _agree_by_key(collection, among, own, call)
+    if mean:
+        _check_means(collection)
     place = own if all(front[0] == 2 for front in fronts) else among.device
     if place.type == "cpu" and not all(
         _can_gloo_reduce(by, dtype) for dtype in {leaf.dtype for leaf in leaves}
@@ -230,6 +251,15 @@ def _agree(
                     f"{show_path(path)} is of dtype {leaf.dtype}, which gloo cannot reduce by {by}"
                 )
     return leaves, place
+
+
+def _check_means(collection: TensorCollection) -> None:
+    """Raise StructureError for a leaf of integers, which have no mean."""
+    for path, leaf in _describe_structure(collection)[1].items():
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            raise StructureError(
+                f"{show_path(path)} is of dtype {leaf.dtype}, which has no mean; reduce it by sum"
+            )
 
 
 def _ready(leaves: list[Tensor], place: torch.device) -> int:
