@@ -100,7 +100,7 @@ def evaluate(line: str, lib: Any) -> Any:
     torch.manual_seed(0)
     names = make_namespace(lib)
     *before, last = ast.parse(line.removeprefix("LONG ")).body
-    with lib.set_printoptions(compact=not line.startswith("LONG ")):
+    with lib.set_printoptions(compact=not line.startswith("LONG "), sort_keys="alphabetical"):
         exec(compile(ast.Module(before, []), line, "exec"), names)
         if isinstance(last, ast.Expr):
             return eval(compile(ast.Expression(last.value), line, "eval"), names)

@@ -186,7 +186,7 @@ def test_code_block_runs_and_prints_shown_output(key: str, tmp_path: Path, devic
 
     if BLOCKS[key].needs == "cuda" and device.type != "cuda":
         pytest.skip("the block puts its data on a CUDA device")
-    with td.set_printoptions(compact=False):
+    with td.set_printoptions(compact=False, sort_keys="alphabetical"):
         namespace = run_with_dependencies(BLOCKS[key], tmp_path)
     if key in CHECKS:
         CHECKS[key](namespace, tmp_path)

@@ -385,7 +385,7 @@ class TestMembers:
             tags: list = field(default_factory=lambda: ["a"])
 
         point = Point(torch.zeros(2), batch_size=[])
-        assert repr(point) == "Point(batch_size=[], fields={tags: NonTensorStack, x: f32[2]})"
+        assert repr(point) == "Point(batch_size=[], fields={x: f32[2], tags: list[str]})"
         assert (point == point).x.all()
 
     def test_setattr_unannotated_class_attribute_raises(self) -> None:

@@ -283,7 +283,7 @@ class TestNode:
         shown = td._repr_html_() + td.get("a")._repr_html_() + td.get("s")._repr_html_()
         assert "str &#x27;&lt;script&gt;&#x27;</span>" in shown
         assert "NonTensorData(data=&lt;script&gt;, batch_size=torch.Size([2])" in shown
-        assert "NonTensorStack [&#x27;p&#x27;, &#x27;q&#x27;]</span>" in shown
+        assert "list[str] [&#x27;p&#x27;, &#x27;q&#x27;]</span>" in shown
         assert shown.count("[&#x27;p&#x27;, &#x27;q&#x27;]") == 2
         assert "xxx...xxx" in shown and "x" * 40 not in shown
         assert "<script" not in shown

@@ -346,7 +346,7 @@ def test_repr_non_tensor_stack_truncates_values() -> None:
     assert str(values)[:50] + "...,\n    batch_size" in repr(NonTensorStack(*values))
     assert str(["a" * 41, "b"]) in repr(NonTensorStack("a" * 41, "b"))
     assert repr(TensorDict({"a": NonTensorStack("a", "b")}, batch_size=[2])) == (
-        "TensorDict(batch_size=[2], fields={a: NonTensorStack})"
+        "TensorDict(batch_size=[2], fields={a: list[str]})"
     )
 
 

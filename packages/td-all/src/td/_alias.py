@@ -302,6 +302,7 @@ def install_as_tensordict() -> None:
     sys.meta_path.insert(0, Absences())
     td.count_as_mapping()
     RULES.follows_tensordict = True
+    td.set_printoptions(sort_keys="alphabetical", max_entries=None).set()
     _private_names.add_private_members()
     _foreign_pickles.accept()
     # With a pair, older releases raise an error in each load with weights_only=True.

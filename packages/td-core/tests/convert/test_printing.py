@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from typing import Any
 
@@ -65,7 +66,7 @@ COMPACT: list[tuple[Any, str]] = [
         "TensorDict(batch_size=[], fields={a: i64[3,2], b: [3]{c: f32[], d: f32[4]}})",
     ),
     (lambda: TensorDict({"e": {}}, [2]), "TensorDict(batch_size=[2], fields={e: {}})"),
-    (lambda: TensorDict({"b": 1, "a": 1}), "TensorDict(batch_size=[], fields={a: i64[], b: i64[]})"),
+    (lambda: TensorDict({"b": 1, "a": 1}), "TensorDict(batch_size=[], fields={b: i64[], a: i64[]})"),
     (
         lambda: TensorDict({"a": torch.zeros(3, device="meta")}, [3]),
         "TensorDict(batch_size=[3], fields={a: f32[]@meta})",
@@ -126,9 +127,9 @@ COMPACT: list[tuple[Any, str]] = [
             {"outer": {"inner": {f"k{i}": torch.zeros(1) for i in range(7)}}, "a b": {"é": torch.zeros(1)}},
             [1],
         ),
-        "TensorDict(batch_size=[1], fields={\n    a b: {é: f32[]},\n    outer: {\n        inner: {\n"
+        "TensorDict(batch_size=[1], fields={\n    outer: {\n        inner: {\n"
         + ",\n".join(f"            k{i}: f32[]" for i in range(7))
-        + "}}})",
+        + "}},\n    a b: {é: f32[]}})",
     ),
 ]
 
@@ -225,7 +226,37 @@ class TestOptions:
         with set_printoptions(**options):
             assert repr(make_dense_td()) == printed
 
-    @pytest.mark.parametrize("options", [{"sort_keys": "insertion"}, {"sort_keys": None}])
+    def test_repr_sort_keys_alphabetical_sorts_each_level(self) -> None:
+        td = TensorDict({"b": {"d": 1, "c": 1}, "a": 1})
+        with set_printoptions(sort_keys="alphabetical"):
+            assert repr(td) == "TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[], d: i64[]}})"
+
+    @pytest.mark.parametrize(
+        ("limit", "keys"),
+        [
+            (4, ["k0", "k1", "...: 3 more entries", "k5", "k6"]),
+            (3, ["k0", "k1", "...: 4 more entries", "k6"]),
+            (1, ["k0", "...: 6 more entries"]),
+            (7, [f"k{i}" for i in range(7)]),
+            (None, [f"k{i}" for i in range(7)]),
+        ],
+    )
+    @pytest.mark.parametrize("form", ["compact", "long", "html"])
+    def test_repr_max_entries_cuts_the_middle_of_a_level(
+        self, limit: int | None, keys: list[str], form: str
+    ) -> None:
+        td = TensorDict({"n": {f"k{i}": torch.zeros(()) for i in range(7)}})
+        with set_printoptions(compact=form != "long", max_entries=limit):
+            printed = td._repr_html_() if form == "html" else repr(td)
+        found = re.findall(r"k\d|\.\.\.: (?:<span[^>]*>)?\d+ more entries", printed)
+        assert [re.sub("<.*?>", "", text) for text in found] == keys
+
+    def test_repr_of_many_entries_is_short_by_default(self) -> None:
+        td = TensorDict({f"k{i}": torch.zeros(()) for i in range(1000)})
+        assert len(repr(td).splitlines()) == 52
+        assert get_printoptions()["max_entries"] == 50
+
+    @pytest.mark.parametrize("options", [{}, {"sort_keys": "insertion"}, {"sort_keys": None}])
     def test_repr_sort_keys_none_keeps_insertion_order(self, options: dict[str, Any]) -> None:
         with set_printoptions(**options):
             assert (
@@ -277,7 +308,7 @@ class TestOptions:
         with set_printoptions(sort_keys=None), set_printoptions(compact=False):
             assert get_printoptions()["sort_keys"] is None
             assert not get_printoptions()["compact"]
-        assert get_printoptions()["sort_keys"] == "alphabetical"
+        assert get_printoptions()["sort_keys"] == "insertion"
 
     def test_printoptions_are_thread_local(self) -> None:
         seen: list[bool] = []
@@ -307,7 +338,7 @@ class TestOptions:
         assert inside.wait(60)
         meet(both, left)
         thread.join()
-        assert [*after, get_printoptions()["sort_keys"]] == [None, "alphabetical"]
+        assert [*after, get_printoptions()["sort_keys"]] == [None, "insertion"]
 
     def test_printoptions_context_in_two_threads_restores_options(self) -> None:
         inside, both, left = threading.Event(), threading.Event(), threading.Event()
@@ -335,14 +366,14 @@ class TestOptions:
             assert state() == ["mine", False]
         thread.join()
         assert after == ["mine", False, None, True]
-        assert state() == ["alphabetical", True]
+        assert state() == ["insertion", True]
 
     def test_printoptions_exit_out_of_order_restores_options(self) -> None:
         outer, inner = set_printoptions(sort_keys=None), set_get_defaults_to_none(False)
         outer.__enter__()
         inner.__enter__()
         outer.__exit__(None, None, None)
-        assert get_printoptions()["sort_keys"] == "alphabetical" and not get_defaults_to_none()
+        assert get_printoptions()["sort_keys"] == "insertion" and not get_defaults_to_none()
         inner.__exit__(None, None, None)
         assert get_defaults_to_none()
 
@@ -377,7 +408,7 @@ class TestOptions:
             (None, False),
             (None, False),
             (None, False),
-            ("alphabetical", True),
+            ("insertion", True),
             (None, False),
         ]
         seen.clear()
@@ -400,7 +431,7 @@ class TestOptions:
             return await asyncio.gather(decorated("inside"), look("outside"))
 
         assert asyncio.run(both()) == [None, None]
-        assert sorted(seen) == sorted([("inside", None), ("outside", "alphabetical")] * 2)
+        assert sorted(seen) == sorted([("inside", None), ("outside", "insertion")] * 2)
 
     def test_printoptions_decorate_async_generator_raises(self) -> None:
         async def steps() -> Any:

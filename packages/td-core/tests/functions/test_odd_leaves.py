@@ -124,7 +124,7 @@ def test_uninitialized_leaves_are_kept_and_printed():
     buffers = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     assert [name for name, _ in params.named_buffers()] == buffers
     level = params["0"]
-    assert repr(level) == "TensorDict(batch_size=[], fields={bias: f32[-1], weight: f32[-1]})"
+    assert repr(level) == "TensorDict(batch_size=[], fields={weight: f32[-1], bias: f32[-1]})"
     with set_printoptions(compact=False):
         assert "weight: UninitializedParameter(shape=torch.Size([-1]), device=cpu" in repr(level)
     assert "weight: <span" in level._repr_html_()

@@ -16,6 +16,7 @@ import torch
 from td_core import LinkedList, TensorCollection, TensorDictBase
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.spi import (
+    RULES,
     MultiPlan,
     Node,
     ShapePlan,
@@ -593,6 +594,14 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     valid_keys = TensorDictBase.keys
     """Return the keys, of which a stack of values has none."""
+
+    def _print_node(self) -> Any:
+        node = super()._print_node()
+        # Reading all values of a stored column would be slow.
+        names = {type(value).__name__ for value in self._values[:100]}
+        if RULES.follows_tensordict or type(self) is not NonTensorStack or not names:
+            return node
+        return node._replace(text=f"list[{names.pop()}]" if len(names) == 1 else "list")
 
     def __repr__(self) -> str:
         values = str(self.tolist())

@@ -149,7 +149,7 @@ def from_dataclass(
     ...     xy: torch.Tensor
     ...     label: str
     >>> from_dataclass(Point(torch.zeros(3, 2), "a"), batch_size=[3])
-    Point_tc(batch_size=[3], fields={label: str, xy: f32[2]})
+    Point_tc(batch_size=[3], fields={xy: f32[2], label: str})
     """
     options = {
         "frozen": frozen, "autocast": autocast, "nocast": nocast, "shadow": shadow, "tensor_only": tensor_only,

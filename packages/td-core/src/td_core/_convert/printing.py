@@ -162,9 +162,13 @@ def _dims(shape: Any) -> str:
 
 
 def _sort_fields(fields: list[PrintedLeaf], options: dict[str, object]) -> list[PrintedLeaf]:
-    if options["sort_keys"] != "alphabetical":
+    if options["sort_keys"] == "alphabetical":
+        fields = sorted(fields, key=lambda field: (1, "") if field.entry is ABSENT else (0, field.key))
+    limit = options["max_entries"]
+    if not isinstance(limit, int) or len(fields) <= limit:
         return fields
-    return sorted(fields, key=lambda field: (1, "") if field.entry is ABSENT else (0, field.key))
+    first, last = limit - limit // 2, len(fields) - limit // 2
+    return [*fields[:first], PrintedLeaf("...", f"{last - first} more entries"), *fields[last:]]
 
 
 class _Line:

@@ -143,7 +143,7 @@ def from_module(
         A TensorDict of empty batch size (or a TensorDictParams around one).
 
     >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
-    TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
+    TensorDict(batch_size=[], fields={0: {weight: f32[3,2], bias: f32[3]}})
     """
     return wrap_and_lock(read_entries(module, as_module, use_state_dict, filter_empty), as_module, lock)
 
@@ -261,7 +261,7 @@ def from_modules(
         StructureError: the modules' parameters differ in names or shapes.
 
     >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
-    TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
+    TensorDict(batch_size=[2], fields={weight: f32[3,2], bias: f32[3]})
     """
     result = stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
     return wrap_and_lock(result, as_module, lock)

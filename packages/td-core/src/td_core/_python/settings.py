@@ -32,7 +32,8 @@ _PRINT_OPTIONS: dict[str, object] = {
     "show_is_view": False,
     "show_storage_size": False,
     "plain": False,
-    "sort_keys": "alphabetical",
+    "sort_keys": "insertion",
+    "max_entries": 50,
     "compact": True,
     "html": True,
 }
@@ -42,9 +43,26 @@ _LONG_ONLY = {
     "show_is_shared", "show_shape", "show_field_device", "show_field_is_shared", "show_grad", "show_is_contiguous",
     "show_is_view", "show_storage_size", "plain",
 }  # fmt: skip
+#: The options that differ where collections are printed as tensordict prints them.
+_PRINT_OPTIONS_OF_TENSORDICT = {"sort_keys": "alphabetical", "max_entries": None}
 _TERSE = dict.fromkeys(
     ("show_device", "show_is_shared", "show_field_device", "show_dtype", "show_field_is_shared"), False
 )
+
+
+class Rules:
+    """What the whole process does as tensordict does, because a program was written for it."""
+
+    def __init__(self) -> None:
+        #: Whether to read lists, compare columns and load parameters as tensordict does.
+        self.follows_tensordict = False
+
+    def begin(self, text: str) -> str:
+        """Return the beginning of an error message, by which programs of tensordict recognise the error; else nothing."""
+        return f"{text}: " if self.follows_tensordict else ""
+
+
+RULES = Rules()
 
 
 class _Settings(threading.local):
@@ -52,6 +70,8 @@ class _Settings(threading.local):
         #: The active switches, each with the value to restore.
         self.entered: list[tuple[object, Any]] = []
         self.print_options: dict[str, object] = dict(_PRINT_OPTIONS)
+        if RULES.follows_tensordict:
+            self.print_options.update(_PRINT_OPTIONS_OF_TENSORDICT)
         self.get_defaults_to_none = True
         #: Whether ``stack`` makes lazy stacks, as programs of tensordict ask for; None if that was never set.
         self.stacks_lazily: bool | None = None
@@ -148,28 +168,14 @@ class Switch:
                 step, provided = running.throw, error
 
 
-class Rules:
-    """What the whole process does as tensordict does, because a program was written for it."""
-
-    def __init__(self) -> None:
-        #: Whether to read lists, compare columns and load parameters as tensordict does.
-        self.follows_tensordict = False
-
-    def begin(self, text: str) -> str:
-        """Return the beginning of an error message, by which programs of tensordict recognise the error; else nothing."""
-        return f"{text}: " if self.follows_tensordict else ""
-
-
-RULES = Rules()
-
-
 class set_printoptions(Switch):  # noqa: N801  named as in tensordict
     """Change how collections are printed, as a context manager or decorator, or permanently with ``.set()``.
 
     Args:
         verbose: False turns off device, dtype and sharing details that ``kwargs`` does not set.
         **kwargs: options of :func:`get_printoptions`. An option that only the long form shows selects the long form,
-            unless ``compact`` is given.
+            unless ``compact`` is given. ``max_entries`` is the number of entries of a level that are printed, half of
+            them from its start and half from its end, None for all; ``sort_keys`` is "insertion" or "alphabetical".
 
     Raises:
         TypeError: an option does not exist.
