@@ -27,16 +27,26 @@ UNARY = '{name} = make_unary("{name}", "{elements}", "{result}")'
 UNARY_INPLACE = '{name}_ = make_unary_inplace("{name}_")'
 UNARY_OPERATOR = "__{dunder}__ = {name}"
 BINARY = '{name} = make_binary("{name}", "{result}")'
+BINARY_OF_FLOATS = '{name} = make_binary("{name}", "{result}", "{elements}")'
 BINARY_INPLACE = '{name}_ = make_binary_inplace("{name}_")'
 OPERATOR = '__{dunder}__ = make_operator("__{dunder}__", "td {symbol} x", "{name}")'
 REFLECTED = '__r{dunder}__ = make_operator("__r{dunder}__", "x {symbol} td", "{reflected}")'
 AUGMENTED = '__i{dunder}__ = make_augmented("__i{dunder}__", "td {symbol}= x", "{name}_")'
+COMPARISON_NAME = "{name} = __{dunder}__"
 COMPARISON = '__{dunder}__ = make_comparison("__{dunder}__", "td {symbol} x", "{name}")'
 
 #: Elements of the leaf in an example; of those for unary operations, the first whose results are finite and differ.
 ELEMENTS = {
-    "unary": ("[-1.5, 0.5]", "[0.25, 0.5]", "[-torch.inf, 1, torch.inf]", "[1, torch.nan]", "[1, 1j]"),
-    "binary": ("[1, 6]",),
+    "unary": (
+        "[-1.5, 0.5]",
+        "[0.25, 0.5]",
+        "[1.5, 2.5]",
+        "[0.0, 1.5]",
+        "[-torch.inf, 1, torch.inf]",
+        "[1, torch.nan]",
+        "[1, 1j]",
+    ),
+    "binary": ("[1, 6]", "[1.0, 6.0]"),
 }
 OPERANDS: dict[str, tuple[int, ...]] = {"unary": (), "binary": (4,)}
 
@@ -50,18 +60,24 @@ def list_templates(row: Any) -> Iterator[str]:
         if row.dunder:
             yield from [OPERATOR] + [REFLECTED] * bool(row.reflected) + [AUGMENTED] * row.inplace
     elif row.kind == "comparison":
-        yield COMPARISON
+        yield from [COMPARISON] + [COMPARISON_NAME] * row.named
 
 
 def make_example(row: Any) -> dict[str, str]:
     """Return the elements of the leaf in an example of a method, and the result that torch computes."""
-    operands = OPERANDS[row.kind]
+    found: dict[str, str] = {}
     for elements in ELEMENTS[row.kind]:
         tensor = eval(f"torch.tensor({elements})", {"torch": torch})
-        result = getattr(torch, row.functions[0])(tensor, *map(torch.tensor, operands))
+        operands = [torch.tensor(number, dtype=tensor.dtype) for number in OPERANDS[row.kind]]
+        try:
+            result = getattr(torch, row.functions[0])(tensor, *operands)
+        except NotImplementedError:
+            continue  # torch has it for floats only
+        if row.kind == "unary" or not found:
+            found = {"elements": elements, "result": repr(result)}
         if result.isfinite().all() and len(set(result.tolist())) > 1:
             break
-    return {"elements": elements, "result": repr(result)}
+    return found
 
 
 def make_methods() -> str:
@@ -72,6 +88,8 @@ def make_methods() -> str:
     for row in OPERATIONS:
         for template in list_templates(row):
             example = make_example(row) if "{result}" in template else {}
+            if template is BINARY and example["elements"] != ELEMENTS["binary"][0]:
+                template = BINARY_OF_FLOATS
             line = template.format(**row._asdict(), **example)
             if line.split()[0] not in written:
                 lines.append(f"    {line}\n")
@@ -82,7 +100,7 @@ def make_list() -> str:
     """Return the operations as a table of Markdown."""
     lines = ["| method | returns | in place | operator | torch |", "|---|---|---|---|---|"]
     for row in OPERATIONS:
-        name = f"`{row.name}`" if row.named and row.kind != "comparison" else ""
+        name = f"`{row.name}`" if row.named else ""
         symbol = f"`{row.symbol}`".replace("`|`", "<code>&#124;</code>") if row.symbol else ""
         functions = ", ".join(f"`{function}`" for function in row.functions)
         inplace = f"`{row.name}_`" if row.inplace else ""

@@ -32,7 +32,9 @@ OPERATORS = [row for row in OPERATIONS if row.kind == "binary" and row.dunder]
 BOOLEAN = [row.dunder for row in OPERATORS if row.name.startswith("bitwise")]
 DUNDERS = [row.dunder for row in OPERATORS if row.dunder not in BOOLEAN]
 COMPARISONS = [row.dunder for row in OPERATIONS if row.kind == "comparison"]
-ON_NUMBERS = [name for name in BINARY if name not in ("bitwise_and", "logical_and")]
+OF_TENSORS = [row.name for row in OPERATIONS if row.of_tensors or row.kernel]
+OF_INTS = [name for name in BINARY if name.startswith("bitwise") or name in ("gcd", "lcm")]
+ON_NUMBERS = [name for name in BINARY if name not in (*OF_INTS, "logical_and")]
 
 
 def test_methods_of_table_have_own_name_code_and_doc() -> None:
@@ -43,7 +45,7 @@ def test_methods_of_table_have_own_name_code_and_doc() -> None:
         )
         for name in names:
             method = getattr(TensorDict, name)
-            assert method.__name__ in (name, row.name)
+            assert method.__name__ in (name, row.name) or row.kind == "comparison"
             assert method.__code__.co_name == method.__name__  # tracebacks show it
             assert method.__doc__
             codes.add((method.__name__, id(method.__code__)))
@@ -63,7 +65,7 @@ def test_unary_each_name_equals_torch(name: str, td: TensorDict, assert_leaves_e
 
 
 def compute_with_torch(name: str, leaf: Tensor, other: object) -> Tensor:
-    if name in ("maximum", "minimum"):
+    if name in OF_TENSORS:
         other = torch.as_tensor(other, dtype=leaf.dtype)
     return getattr(torch, TORCH_NAME[name])(leaf, other)
 
@@ -95,6 +97,24 @@ def test_binary_tensor_operand_broadcasts_on_batch_dims(
         for key, leaf in td.items(True, True)
     }
     assert_leaves_equal(getattr(td, name)(other), expected)
+
+
+@pytest.mark.parametrize("name", OF_INTS)
+def test_binary_of_ints_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
+    ints = td.mul(10).int64() + 1
+    for other in (4, ints * 3 + 1, torch.arange(6).view(2, 3)):
+        expected = {
+            key: getattr(torch, name)(leaf, _operand_of(other, key, leaf))
+            for key, leaf in ints.items(True, True)
+        }
+        assert_leaves_equal(getattr(ints, name)(other), expected)
+
+
+def _operand_of(other: Any, key: object, leaf: Tensor) -> Tensor:
+    """Return the operand of a leaf: its entry, a number as a tensor, or a tensor with dims for those of the leaf."""
+    if isinstance(other, int):
+        return torch.tensor(other)
+    return other.reshape(2, 3, *[1] * (leaf.ndim - 2)) if isinstance(other, Tensor) else other[key]
 
 
 @pytest.mark.parametrize("name", DUNDERS)

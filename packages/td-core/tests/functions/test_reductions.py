@@ -52,8 +52,8 @@ REGULAR = WITH_DTYPE + DEVIATIONS + EXTREMES
 
 def test_generated_reduction_methods_have_expected_names() -> None:
     assert WITH_DTYPE == ["sum", "mean", "prod", "nansum", "nanmean"]
-    assert (DEVIATIONS, EXTREMES) == (["std", "var"], ["amax", "amin"])
-    assert (WITH_INDICES, SCANS) == (["max", "min"], ["cummax", "cummin"])
+    assert (DEVIATIONS, EXTREMES) == (["std", "var"], ["amax", "amin", "argmax", "argmin", "count_nonzero"])
+    assert (WITH_INDICES, SCANS) == (["max", "min", "median", "nanmedian"], ["cummax", "cummin"])
 
 
 def reduce_with_torch(name: str, leaf: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
@@ -61,6 +61,14 @@ def reduce_with_torch(name: str, leaf: Tensor, dims: tuple[int, ...], keepdim: b
         for dim in sorted(dims, reverse=True):
             leaf = leaf.prod(dim, keepdim=keepdim)
         return leaf
+    if name in ("argmax", "argmin", "count_nonzero"):
+        rest = [dim for dim in range(leaf.ndim) if dim not in dims]
+        result = getattr(leaf.permute(*rest, *dims).flatten(len(rest)), name)(-1)
+        return (
+            result.reshape([1 if i in dims else size for i, size in enumerate(leaf.shape)])
+            if keepdim
+            else result
+        )
     return getattr(leaf, name)(dims, keepdim=keepdim)
 
 

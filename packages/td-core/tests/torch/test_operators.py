@@ -60,7 +60,9 @@ def test_names_that_follow_from_a_row(
 @pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name].aliases])
 def test_aliases_equal_the_function(name: str) -> None:
     function, *aliases = (getattr(torch, function) for function in ROWS[name].functions)
-    operands = [torch.tensor([0.5, -1.5, 2.0])] * {"unary": 1, "binary": 2, "ternary": 3}[ROWS[name].kind]
+    operands = [torch.tensor([0.5, -1.5, 2.0])] * {"unary": 1, "binary": 2, "comparison": 2, "ternary": 3}[
+        ROWS[name].kind
+    ]
     operands = [leaf + i for i, leaf in enumerate(operands)]
     for alias in aliases:
         assert torch.equal(function(*operands).nan_to_num(7.0), alias(*operands).nan_to_num(7.0))

@@ -30,8 +30,18 @@ from ._value_nodes import NonTensorNode, ValueNode
 #: Names that cannot be fields: the other constructor arguments, and internal attributes of classes and instances.
 RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_undo", "_schema", "_cast"})
 
+#: Names of methods that tensordict lacks, so that its programs have fields of these names: they hide the methods, and the
+#: functions of torch still accept the class.
+_METHODS_OF_TENSORS = """
+    acosh allclose angle argmax argmin argsort asinh atan2 atanh bitwise_or bitwise_xor count_nonzero cumprod cumsum
+    diff eq equal erfinv exp2 floor_divide floor_divide_ fmax fmin fmod fmod_ ge gt index_add index_copy isin isinf
+    kthvalue le log_softmax logaddexp logcumsumexp logical_not logical_not_ logical_or logical_xor logit lt matmul
+    median nan_to_num nan_to_num_ nanmedian nanquantile ne relu relu_ rsqrt rsqrt_ scatter_reduce sort square square_
+    take_along_dim topk unique
+"""
+
 #: Names of collection members that may be fields without ``shadow=True``.
-ALLOWED = frozenset({"data", "open"})
+ALLOWED = frozenset({"data", "open", *_METHODS_OF_TENSORS.split()})
 
 
 @set_module("td_tensorclass")

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from .._tree.defaults import get_entry, missing_key_error
+from .._tree.dim_names import find_dims
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import Core
+from .._tree.views import is_leaf_or_value
 from .._tree.walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
+from .reductions import parse_dim
 
 __all__ = ["group_by", "isin", "remove_duplicates"]
 
@@ -70,7 +73,7 @@ def _find_or_add(row: object, values: list[object], known: dict[object, int], ke
     return position
 
 
-def isin(input: object, reference: object, key: NestedKey, dim: int = 0) -> Tensor:
+def isin(input: object, reference: object, key: NestedKey, dim: int | str = 0) -> Tensor:
     """Check for each position along a batch dim whether its entry in ``input`` also occurs in ``reference``.
 
     Args:
@@ -99,7 +102,9 @@ def isin(input: object, reference: object, key: NestedKey, dim: int = 0) -> Tens
     return torch.isin(inverse[len(right) :], inverse[: len(right)])
 
 
-def remove_duplicates(input: Core, key: NestedKey, dim: int = 0, *, return_indices: bool = False) -> Any:
+def remove_duplicates(
+    input: Core, key: NestedKey, dim: int | str = 0, *, return_indices: bool = False
+) -> Any:
     """Keep the first row of each distinct value of an entry along a batch dim.
 
     Args:
@@ -118,16 +123,54 @@ def remove_duplicates(input: Core, key: NestedKey, dim: int = 0, *, return_indic
     >>> remove_duplicates(TensorDict({"a": [1, 0, 1], "b": [4, 5, 6]}, [3]), "a")["b"]
     tensor([5, 4])
     """
-    rows = _rows(input, key, dim)
+    place = find_dims(input, "remove_duplicates", dim)
+    rows = _rows(input, key, place)
     distinct, inverse = torch.unique(rows, dim=0, return_inverse=True)
     first = torch.full((len(distinct),), len(rows), dtype=torch.long, device=rows.device)
     first.scatter_reduce_(0, inverse, torch.arange(len(rows), device=rows.device), "amin")
-    result = input[(slice(None),) * (dim % input.batch_dims) + (first,)]
+    result = input[(slice(None),) * (place % input.batch_dims) + (first,)]
     return (result, inverse) if return_indices else result
 
 
-def _rows(td: Any, key: NestedKey, dim: int) -> Tensor:
+def find_unique(
+    node: Any, is_sorted: bool, return_inverse: bool, return_counts: bool, dim: int | str | None
+) -> Any:
+    """Return each row along a batch dim once, see ``unique``."""
+    if dim is None:
+        node, dim = node.reshape(-1), 0
+    place = parse_dim(node, "unique", dim)
+    codes = [_number_rows(key, entry, place) for key, entry in node.items(True, True, is_leaf_or_value)]
+    if not codes:
+        raise ValueError(f"unique() compares entries; this {type(node).__name__} has none")
+    rows = torch.stack([code.to(codes[0].device) for code in codes], 1)
+    _, inverse, counts = torch.unique(rows, dim=0, return_inverse=True, return_counts=True)
+    positions = torch.arange(len(rows), device=rows.device)
+    first = torch.full_like(counts, len(rows)).scatter_reduce_(0, inverse, positions, "amin")
+    if not is_sorted:
+        order = first.argsort()
+        first, counts, inverse = first[order], counts[order], order.argsort()[inverse]
+    results = (
+        node[(slice(None),) * place + (first,)],
+        *[inverse] * return_inverse,
+        *[counts] * return_counts,
+    )
+    return results if len(results) > 1 else results[0]
+
+
+def _number_rows(key: NestedKey, entry: Any, dim: int) -> Tensor:
+    """Return a number for each row of an entry along a dim; equal rows have equal numbers, in the order of tensors."""
+    rows = entry.movedim(dim, 0)
+    if isinstance(entry, Tensor):
+        numbers: Tensor = torch.unique(rows.reshape(len(rows), -1), dim=0, return_inverse=True)[1]
+        return numbers
+    values: list[object] = []
+    known: dict[object, int] = {}
+    return torch.tensor([_find_or_add(row, values, known, key) for row in rows.maybe_to_stack().tolist()])
+
+
+def _rows(td: Any, key: NestedKey, dim: int | str) -> Tensor:
     """Flatten the tensor entry ``key`` to one row per position along ``dim``."""
+    dim = find_dims(td, "isin", dim)
     if not -td.batch_dims <= dim < td.batch_dims:
         raise ValueError(f"dim {dim} is not a batch dim of a collection of batch size {list(td.batch_size)}")
     entry = td.get(key, None)

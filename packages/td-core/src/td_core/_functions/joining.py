@@ -25,6 +25,7 @@ from .._tree.defaults import (
     leaf_node_mismatch_error,
     show_path,
 )
+from .._tree.dim_names import find_dims
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, CoreT, identity
@@ -83,7 +84,7 @@ def stack_densely(input: Iterable[ItemT], dim: int, out: Any = None) -> ItemT:
     return result
 
 
-def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
+def cat(input: Iterable[ItemT], dim: int | str = 0, *, out: Any = None) -> ItemT:
     """Concatenate the leaves of collections of equal structure along a batch dim.
 
     Args:
@@ -105,10 +106,10 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     items = _list_items(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.cat(_check_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value]
+        return torch.cat(_check_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value, arg-type]
     sizes = _get_batch_sizes(items, "concatenate")
     size = sizes[0]
-    position = wrap_dim(dim, len(size), "cat: dim")
+    position = wrap_dim(find_dims(items[0], "cat", dim), len(size), "cat: dim")
     if sizes != [size] * len(sizes):
         before, behind = size[:position], size[position + 1 :]
         for i, other in enumerate(sizes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,9 @@ def refine_left_names(left: list[str | None], names: tuple[object, ...]) -> Name
 
 def replace_names(node: Core, names: tuple[object, ...], rename_map: dict[str, str]) -> None:
     """Give the dims of a collection new names, listed or by their old names."""
+    first = names[0] if names else None
+    if isinstance(first, Mapping) and len(names) == 1:
+        names, rename_map = (), {**first, **rename_map}
     if bool(names) == bool(rename_map):
         raise DimNamesError(
             f"rename takes the new names or a map from old to new ones; got names {list(names)}, map {rename_map}"
@@ -46,7 +49,8 @@ def replace_names(node: Core, names: tuple[object, ...], rename_map: dict[str, s
     left = node.names
     unknown = [name for name in rename_map if name not in left]
     if unknown:
-        raise DimNamesError(f"no dim is named {unknown}; the names are {left}")
+        hint = f"; rename_keys({rename_map}) renames entries" if {*unknown} & {*node._children()} else ""
+        raise DimNamesError(f"no dim is named {unknown}; the names are {left}{hint}")
     new: Sequence[str | None] | None = [rename_map.get(name, name) if name else name for name in left]
     if names:
         new = None if names == (None,) else _fill_ellipsis(names, left)

@@ -12,6 +12,7 @@ import torch
 
 from .._python.workers import run, run_task
 from .._tree.defaults import clone_detached
+from .._tree.dim_names import find_dims
 from .._tree.node import Core
 from .._tree.views import is_leaf_or_value
 from .joining import cat, stack
@@ -33,9 +34,9 @@ class Options(NamedTuple):
     start_method: str | None
 
 
-def map_chunks(node: Core, fn: Callable[[Any], Any], dim: int, out: Any, options: Options) -> Any:
+def map_chunks(node: Core, fn: Callable[[Any], Any], dim: int | str, out: Any, options: Options) -> Any:
     """Call a function on chunks along a batch dim, see ``map``, and join or write the results."""
-    dim, workers, positions = _plan_chunks(node, dim, options)
+    place, workers, positions = _plan_chunks(node, dim, options)
     # Value nodes are not in shared memory, so workers cannot write to them.
     has_targets = out is not None and not out.is_empty()
     in_workers = (
@@ -45,51 +46,52 @@ def map_chunks(node: Core, fn: Callable[[Any], Any], dim: int, out: Any, options
     )
     results = _run_chunks(
         fn,
-        _iter_chunks(node, dim, positions, options.index_with_generator),
-        _iter_chunks(out, dim, positions, False) if in_workers else [None] * len(positions),
+        _iter_chunks(node, place, positions, options.index_with_generator),
+        _iter_chunks(out, place, positions, False) if in_workers else [None] * len(positions),
         workers,
         options,
     )
     if has_targets:
         for position, result in zip(positions, results, strict=True):
             if not in_workers and result is not None:
-                out.update_at_(result, _index_dim(dim, position))
+                out.update_at_(result, _index_dim(place, position))
         return out
     matches = [result for result in results if result is not None]
     if not matches:
         return out
-    joined = stack(matches, dim) if options.chunksize == 0 else cat(matches, dim)
+    joined = stack(matches, place) if options.chunksize == 0 else cat(matches, place)
     return joined if out is None else write_result(out, joined.batch_size, joined)
 
 
 def iter_results(
-    node: Core, fn: Callable[[Any], Any], dim: int, shuffle: bool, options: Options
+    node: Core, fn: Callable[[Any], Any], dim: int | str, shuffle: bool, options: Options
 ) -> Iterator[Any]:
     """Iterate over the results of a function on chunks along a batch dim, see ``map_iter``."""
-    dim, workers, positions = _plan_chunks(node, dim, options)
+    place, workers, positions = _plan_chunks(node, dim, options)
     if shuffle:
         generator = options.generator
         order = torch.randperm(
-            node.batch_size[dim], generator=generator, device=_get_generator_device(generator)
+            node.batch_size[place], generator=generator, device=_get_generator_device(generator)
         )
         positions = [order[position] for position in positions]
-    chunks = _iter_chunks(node, dim, positions, options.index_with_generator)
+    chunks = _iter_chunks(node, place, positions, options.index_with_generator)
     return _run_chunks(fn, chunks, [None] * len(positions), workers, options)
 
 
-def _plan_chunks(node: Core, dim: int, options: Options) -> tuple[int, int, list[Any]]:
+def _plan_chunks(node: Core, dim: int | str, options: Options) -> tuple[int, int, list[Any]]:
     """Return a batch dim, counted from the first, the number of workers, and the indices of the chunks."""
-    dim = _wrap_batch_dim(node, dim)
+    place = _wrap_batch_dim(node, dim)
     workers = _count_workers(options.num_workers, options.pool)
-    return dim, workers, _compute_chunks(node.batch_size[dim], options.chunksize, options.num_chunks, workers)
+    size = node.batch_size[place]
+    return place, workers, _compute_chunks(size, options.chunksize, options.num_chunks, workers)
 
 
-def _wrap_batch_dim(td: Core, dim: int) -> int:
+def _wrap_batch_dim(td: Core, dim: int | str) -> int:
     """Return a batch dim, counted from the first; IndexError if it is out of range."""
-    ndim = len(td.batch_size)
-    if not -ndim <= dim < ndim:
+    place, ndim = find_dims(td, "map", dim), len(td.batch_size)
+    if not -ndim <= place < ndim:
         raise IndexError(f"dim {dim} is not a batch dim of a collection of batch size {list(td.batch_size)}")
-    return dim % ndim
+    return int(place % ndim)
 
 
 def _count_workers(num_workers: int | None, pool: object) -> int:

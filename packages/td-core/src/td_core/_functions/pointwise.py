@@ -61,9 +61,13 @@ def _make_extreme(tensors: str, number: str) -> Op:
     return Op(call_fused if of_tensors and of_numbers else None, call_single)
 
 
-def _and_elements(leaf: Tensor, other: object) -> Tensor:
-    """Compute the logical and with a number or tensor, which ``torch.logical_and`` accepts only as a tensor."""
-    return torch.logical_and(leaf, torch.as_tensor(other, device=leaf.device))
+def combine_tensors(function: Callable[[Tensor, Tensor], Tensor]) -> Op:
+    """Build an operation with a number or tensor, which torch only has for tensors."""
+
+    def call_single(leaf: Tensor, other: object) -> object:
+        return function(leaf, other if isinstance(other, Tensor) else _number_beside(leaf, other))
+
+    return Op(None, call_single)
 
 
 def _swap_operands(function: Callable[[object, object], object]) -> Op:
@@ -78,9 +82,11 @@ def _swap_operands(function: Callable[[object, object], object]) -> Op:
 def _make_ops(row: Operation) -> dict[str, Op]:
     """Build the operation of a row, and the one in place."""
     name, inplace = row.function or row.name, f"{row.kernel or row.name}_"
-    plain = (
-        _make_extreme(name, row.kernel) if row.kernel else make_op(name, getattr(torch, name), row.loop_in)
-    )
+    function = getattr(torch, name)
+    if row.of_tensors:
+        plain = combine_tensors(function)
+    else:
+        plain = _make_extreme(name, row.kernel) if row.kernel else make_op(name, function, row.loop_in)
     return {
         row.name: plain,
         **({f"{row.name}_": make_op(inplace, getattr(Tensor, inplace))} if row.inplace else {}),
@@ -98,11 +104,10 @@ OPS: dict[str, Op] = {
         if row.dunder and row.reflected
     },
     **{name: this for row in OPERATIONS for name, this in _make_ops(row).items()},
-    "logical_and": Op(None, _and_elements),
 }
 
 #: The operations that also combine values that are bools.
-LOGICAL = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "logical_and"})
+LOGICAL = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "logical_xor"})
 
 
 #: Operations of several kernels whose result for an element is the same in any tensor, and which raise for none.
@@ -165,11 +170,11 @@ def clamp_elements(node: CoreT, min: Operand | None, max: Operand | None, out: o
     return written
 
 
-def compare(node: Core, name: str, symbol: str, other: Operand) -> object:
+def compare(node: Core, name: str, symbol: str, other: Operand, close: Op | None = None) -> Any:
     """Compare each leaf with an operand, and the values that are not tensors with those of another collection."""
     if isinstance(other, dict):
         other = build_nested(other, node.batch_size, None)
-    this = OPS[name]
+    this = close or OPS[name]
     foreign: list[Core] = []
     equality = name in ("eq", "ne")
     try:
@@ -192,7 +197,23 @@ def compare(node: Core, name: str, symbol: str, other: Operand) -> object:
         return result
     if not isinstance(other, Core):
         return combine_flags(result, node, symbol, this, other)
-    return compare_values(result, node, other, lambda a, b, _: a._compare(b, this.single), equality)
+    return compare_values(result, node, other, lambda a, b, _: a._compare(b, OPS[name].single), equality)
+
+
+def is_equal(node: Any, other: Any) -> bool:
+    """Return True if two collections have the same batch size, keys, shapes, elements and values."""
+    if not isinstance(other, Core):
+        raise TypeError(f"equal() compares two collections; got a {type(other).__name__}")
+    leaves: list[Tensor] = []
+    try:
+        beside = operand_leaves(node, other, leaves) if node.batch_size == other.batch_size else None
+        return (
+            beside is not None
+            and [leaf.shape for leaf in leaves] == [leaf.shape for leaf in beside]
+            and (node == other).all()
+        )
+    except StructureError:
+        return False
 
 
 def scale_operand(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]:
@@ -269,8 +290,8 @@ def make_unary_inplace(name: str) -> UnaryMethod:
     return name_method(method, name, f"Compute :meth:`{name[:-1]}` in place; return self.")
 
 
-def make_binary(name: str, result: str) -> BinaryMethod:
-    """Build the method of a binary operation."""
+def make_binary(name: str, result: str, elements: str = "[1, 6]") -> BinaryMethod:
+    """Build the method of a binary operation; the example has a leaf of these elements."""
 
     def method(self: CoreT, other: Operand, *, default: object = None) -> CoreT:
         return apply_binary(self, name, other, default)
@@ -280,7 +301,7 @@ def make_binary(name: str, result: str) -> BinaryMethod:
         name,
         f"""Return {ROWS[name].returns}; arguments are those of :meth:`add`.
 
-        >>> TensorDict({{"a": torch.tensor([1, 6])}}).{name}(4)["a"]
+        >>> TensorDict({{"a": torch.tensor({elements})}}).{name}(4)["a"]
         {result}
         """,
     )

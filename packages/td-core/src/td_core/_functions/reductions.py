@@ -28,11 +28,12 @@ from .._plans.reductions import (
 from .._torch.dtypes import as_dtype
 from .._torch.kernels import foreach, make_op
 from .._tree.defaults import show_path
+from .._tree.dim_names import find_dims
 from .._tree.node import Core, CoreT, identity, make_dense
 from .._tree.packed import list_filled
 from .._tree.walks import has_entries, visit, zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
-from ..errors import DimNamesError, StructureError
+from ..errors import StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
 from .joining import stack_densely
 from .operands import raise_at_entry, raise_at_leaf, run_each_leaf, transform, write_result
@@ -105,7 +106,7 @@ def make_indexed_reduction(name: str, what: str) -> Callable[..., Any]:
         return_indices: bool = True,
     ) -> Any:
         if dim is NO_DEFAULT or dim is None:
-            return _reduce(self, f"a{name}", dim, keepdim, reduce, None, {})
+            return _reduce(self, name if name in _PAIRS else f"a{name}", dim, keepdim, reduce, None, {})
         result_type = getattr(torch.return_types, name) if return_indices else None
         if dim == "feature":
             call = methodcaller(name, -1)
@@ -117,17 +118,68 @@ def make_indexed_reduction(name: str, what: str) -> Callable[..., Any]:
         def make(dims: Any) -> Callable[[Tensor], object]:
             return methodcaller(name, dims[0], keepdim)
 
-        return _reduce_pair(
+        return reduce_pair(
             self, name, reduce_plan(tuple(self.batch_size), (place,), keepdim, make), joined, result_type
         )
 
-    method.__name__ = name
-    method.__doc__ = f"""Return {what} along a batch dim or the feature dims, with its indices.
+    more = "; omitted or None to reduce each leaf to one number, without indices.\n            keepdim: keep the reduced dim"
+    return _document_pair(method, name, what, f' or ``"feature"``{more}, with size 1')
+
+
+def make_quantile(name: str, what: str) -> Callable[..., Any]:
+    """Build the method ``name`` that computes quantiles."""
+
+    def method(
+        self: Core,
+        q: float | Tensor,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool | NoDefault = NO_DEFAULT,
+        *,
+        interpolation: str = "linear",
+        reduce: bool | None = None,
+        key_transform: KeyTransform | None = None,
+    ) -> Any:
+        return _compute_quantiles(name, self, q, dim, keepdim, interpolation, reduce, key_transform)
+
+    doc = f"""Return {what} over batch dims, feature dims or all dims.
 
         Args:
-            dim: a batch dim or its name; ``"feature"`` for the feature dims of each leaf; omitted or None to reduce
-                each leaf to one number, without indices.
-            keepdim: keep the reduced dim, with size 1.
+            q: a number between 0 and 1, or a 1-d float tensor of them, which adds a first dim to every leaf (and to the
+                batch size, unless each leaf is reduced to one number).
+            dim: a batch dim, its name or a tuple of them; ``"feature"`` for the feature dims; omitted or None to reduce
+                each leaf to one number.
+            keepdim: keep the reduced dims, with size 1.
+            interpolation: as in :func:`torch.quantile`.
+            reduce: reduce all leaves together, to one tensor.
+            key_transform: a function from the key of an entry, without its parents, to its new key.
+
+        >>> td = TensorDict({{"a": torch.tensor([1.0, 2.0, 4.0])}}, batch_size=[3])
+        >>> td.{name}(0.5, 0)["a"]
+        tensor(2.)
+        """
+    method.__name__, method.__doc__ = name, doc
+    return method
+
+
+def make_scan(name: str, what: str) -> Callable[..., Any]:
+    """Build the method ``name`` of a cumulative operation that returns values and indices."""
+
+    def method(self: Core, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+        place = parse_dim(self, name, dim)
+        joined = methodcaller(name, place)(concat_elements(self, name, place)) if reduce else None
+        result_type = getattr(torch.return_types, name) if return_indices else None
+        plan = scan_plan(tuple(self.batch_size), place, partial(methodcaller, name))
+        return reduce_pair(self, name, plan, joined, result_type)
+
+    return _document_pair(method, name, what, "")
+
+
+def _document_pair(method: F, name: str, what: str, more: str) -> F:
+    """Set the name and the manual of a method that returns values and indices; ``more`` describes other dims."""
+    doc = f"""Return {what} along a batch dim, with its indices.
+
+        Args:
+            dim: a batch dim, its name{more}.
             reduce: reduce all leaves together; the values and indices are tensors instead of collections.
             return_indices: False to return only the values.
 
@@ -142,38 +194,7 @@ def make_indexed_reduction(name: str, what: str) -> Callable[..., Any]:
         >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
         True
         """
-    return method
-
-
-def make_scan(name: str, what: str) -> Callable[..., Any]:
-    """Build the method ``name`` of a cumulative operation that returns values and indices."""
-
-    def method(self: Core, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        place = parse_dim(self, name, dim)
-        joined = methodcaller(name, place)(concat_elements(self, name, place)) if reduce else None
-        result_type = getattr(torch.return_types, name) if return_indices else None
-        plan = scan_plan(tuple(self.batch_size), place, partial(methodcaller, name))
-        return _reduce_pair(self, name, plan, joined, result_type)
-
-    method.__name__ = name
-    method.__doc__ = f"""Return {what} along a batch dim, with its indices.
-
-        Args:
-            dim: a batch dim or its name.
-            reduce: concatenate the leaves along ``dim`` first; the values and indices are tensors.
-            return_indices: False to return only the values.
-
-        Returns:
-            A ``torch.return_types.{name}`` of two collections, ``values`` and ``indices``, or only the values.
-
-        Raises:
-            IndexError: the dim is out of range.
-            DimNamesError: no dim has this name.
-
-        >>> td = TensorDict({{"a": torch.tensor([1, 3, 2])}}, batch_size=[3])
-        >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
-        True
-        """
+    method.__name__, method.__doc__ = name, doc
     return method
 
 
@@ -211,7 +232,9 @@ def _document(method: F, name: str, what: str, option: str | None) -> F:
 _NO_KEEPDIM = "{name}: dim='feature' has no keepdim=True, for leaves differ in how many dims that is"
 
 #: Reductions that take only one dim in torch.
-_ONE_DIM = frozenset({"prod"})
+_ONE_DIM = frozenset({"prod", "argmax", "argmin", "count_nonzero"})
+#: Reductions that return values and indices in torch also where each leaf is reduced to one number.
+_PAIRS = frozenset({"median", "nanmedian"})
 
 
 def _reduce(
@@ -236,8 +259,12 @@ def _reduce(
         dims = parse_dims(node, name, dim)
         if name in _ONE_DIM and (keep or dims is not None):
             make = make_single_dim_call(lambda value, place: getattr(value, name)(place, **options), keep)
+        elif name in _PAIRS:
+            make = make_single_dim_call(lambda value, place: getattr(value, name)(place)[0], keep)
         else:
             make = make_call(name, keep, options)
+        if reduce and dims is None and name.startswith("arg"):  # positions in the order of the entries
+            return make(None)(torch.cat([leaf.flatten() for leaf in _list_tensors(node, name)]))
         if reduce:
             return make(dims)(concat_elements(node, name, None if dims is None else dims[0]))
         result = transform(name, node, reduce_plan(tuple(node.batch_size), dims, keep, make))
@@ -297,7 +324,8 @@ def reduce_by_logsumexp(node: CoreT, dim: Dims, keepdim: bool, out: object) -> C
     return result if out is None else write_result(out, result.batch_size, result)
 
 
-def compute_quantiles(
+def _compute_quantiles(
+    name: str,
     node: Core,
     q: float | Tensor,
     dim: Dims,
@@ -306,31 +334,32 @@ def compute_quantiles(
     reduce: bool | None,
     key_transform: KeyTransform | None,
 ) -> object:
-    """Compute quantiles over batch dims, feature dims or all dims, see ``quantile``."""
-    keep = keepdim is True
+    """Compute quantiles by the function ``name`` of torch over batch dims, feature dims or all dims."""
+    keep, function = keepdim is True, getattr(torch, name)
 
     def call(value: Tensor, place: int) -> Tensor:
         level = q.to(value.device, value.dtype) if isinstance(q, Tensor) else q
-        return torch.quantile(value, level, place, interpolation=interpolation)
+        result: Tensor = function(value, level, place, interpolation=interpolation)
+        return result
 
     front = len(q) if isinstance(q, Tensor) and q.ndim == 1 else None
     if dim == "feature":
         if keep:
-            raise TypeError(_NO_KEEPDIM.format(name="quantile"))
+            raise TypeError(_NO_KEEPDIM.format(name=name))
         if reduce:
-            return call(concat_features(node, "quantile"), -1)
+            return call(concat_features(node, name), -1)
         item = reduce_features(node, lambda value: call(value, -1), front)
         result = item[0] if front is None else stack_densely(item, 0)
     else:
-        dims = parse_dims(node, "quantile", dim)
+        dims = parse_dims(node, name, dim)
         make = make_single_dim_call(call, keep, front is not None)
         if reduce:
-            return make(dims)(concat_elements(node, "quantile", None if dims is None else dims[0]))
+            return make(dims)(concat_elements(node, name, None if dims is None else dims[0]))
         # If leaves are reduced to one number per quantile, their first dim is not a batch dim.
         plan = reduce_plan(
             tuple(node.batch_size), dims, keep, make, None if dims is None and not keep else front
         )
-        result = transform("quantile", node, plan)
+        result = transform(name, node, plan)
     return result if key_transform is None else _rename_all_keys(result, key_transform)
 
 
@@ -361,7 +390,7 @@ def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda leaf: result[id(leaf)] if id(leaf) in result else _NORM.single(leaf)
 
 
-def _reduce_pair(node: Core, name: str, plan: ShapePlan, joined: object, result_type: object) -> object:
+def reduce_pair(node: Core, name: str, plan: ShapePlan, joined: object, result_type: object) -> Any:
     """Return ``joined``, a pair of tensors; if it is None, the pair of collections that ``plan`` computes."""
     if joined is None:
         pair = Pair(plan.batch, plan.steps, plan.spell, plan.leaf)
@@ -372,7 +401,7 @@ def _reduce_pair(node: Core, name: str, plan: ShapePlan, joined: object, result_
     return _wrap_pair(joined, result_type)
 
 
-def _wrap_pair(pair: Any, result_type: Any) -> object:
+def _wrap_pair(pair: Any, result_type: Any) -> Any:
     """Wrap values and indices in ``result_type``, or return only the values if it is None."""
     return pair[0] if result_type is None else result_type(tuple(pair))
 
@@ -412,12 +441,7 @@ def parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
 
 def parse_dim(node: Core, name: str, dim: object) -> int:
     """Convert a dim or its name to a non-negative batch dim."""
-    if isinstance(dim, str):
-        names = node.names
-        if dim not in names:
-            raise DimNamesError(f"{name}: no batch dim is named {dim!r}; the names are {names}")
-        return int(names.index(dim))
-    dim = as_int(dim)
+    dim = as_int(find_dims(node, name, dim))
     if not isinstance(dim, int):
         raise TypeError(f"{name}: dim is an int, a name of a dim, or 'feature'; got {dim!r}")
     return wrap_dim(dim, len(node.batch_size))

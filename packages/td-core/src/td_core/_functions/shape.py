@@ -18,11 +18,11 @@ from torch import Tensor
 from .._encode.value_codec import is_same_value
 from .._plans import elements, shapes
 from .._plans.elements import append_dims
-from .._plans.plans import ShapePlan, as_ints, wrap_dim
+from .._plans.plans import ShapePlan, as_ints, check_ints, wrap_dim
 from .._torch.dtypes import as_dtype
 from .._torch.private import functorch_level, get_base
 from .._tree.defaults import has_lazy_stack, unwrap_entry
-from .._tree.dim_names import set_batch_size
+from .._tree.dim_names import find_dims, set_batch_size
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, CoreT
 from .._tree.ragged import build_dense, list_dense_entries
@@ -49,6 +49,16 @@ def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = N
         return as_ints(args[0]) if len(args) == 1 else args
     except TypeError:
         raise TypeError(f"{what}() takes ints, or one sequence of ints; got {args[0]!r}") from None
+
+
+def parse_order(node: Core, args: tuple[Any, ...], dims: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the order of the dims for ``permute``, where names have become positions."""
+    given = dims or args or (0,)
+    if type(given[0]) is not int or str in map(type, given):
+        args, dims = find_dims(node, "permute", args), find_dims(node, "permute", dims)
+    return (
+        tuple(range(len(node.batch_size))) if dims is None and not args else parse_ints("permute", args, dims)
+    )
 
 
 def view_batch(
@@ -355,9 +365,11 @@ def roll_batch(
     return write_back_on_exit(result, node, write_back_inverse, methodcaller("roll", back, dims))
 
 
-def rotate_batch(node: CoreT, turns: int, dims: Sequence[int]) -> CoreT:
+def rotate_batch(node: CoreT, turns: int, dims: Sequence[int | str]) -> CoreT:
     """Rotate a batch by quarter turns in the plane of two dims; a ``with`` block of the result rotates it back."""
-    plane = tuple(wrap_dim(dim, len(node.batch_size)) for dim in dims)
+    given = find_dims(node, "rot90", dims)
+    check_ints("rot90", "dims", given)
+    plane = tuple(wrap_dim(dim, len(node.batch_size)) for dim in given)
     if len(set(plane)) != 2 or len(plane) != 2:
         raise DimError(f"rot90: the plane is given by two different dims; got {dims}")
     flipped = ((), plane[1], plane, plane[0])[turns % 4]

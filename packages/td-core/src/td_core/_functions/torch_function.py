@@ -6,23 +6,25 @@ in the table raises TypeError: it is not defined for leaves of different shapes,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._torch.dtypes import as_dtype
+from .._torch.kernels import Op
 from .._torch.operators import OPERATIONS
 from .._tree.devices import as_device, set_device_labels
 from .._tree.node import Core
 from .casting import pair_leaves
 from .joining import cat, stack
-from .operands import run_each_leaf
+from .operands import combine, run_each_leaf
 
 Handler = Callable[..., Any]
 
@@ -55,6 +57,8 @@ _OTHER_MEANING = {
 
 _LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randn_like", "randint_like", "zeros_like")
 
+_JOINS = {"hstack": 1, "vstack": 0, "row_stack": 0, "dstack": 2, "column_stack": 1}
+
 #: The losses of torch.nn.functional that compare an input and a target element by element.
 _LOSSES = (
     "binary_cross_entropy",
@@ -74,22 +78,46 @@ def _method(name: str) -> Handler:
     """Return a handler that calls the method of a name on the first argument."""
 
     def call(input: object, *args: object, **kwargs: object) -> object:
-        return getattr(input, name)(*args, **kwargs)
+        found = getattr(input, name)
+        if type(found) is not MethodType:  # a field of the class hides the method
+            found = next(vars(base)[name] for base in reversed(type(input).__mro__) if name in vars(base))
+            args = (input, *args)
+        return found(*args, **kwargs)
 
     return call
 
 
+def suggest_line(name: str, args: Iterable[object], kwargs: Mapping[str, object]) -> str:
+    """Return the line that calls a torch function on each leaf, with the arguments of a call on collections."""
+    count = 0
+
+    def show(item: object) -> str:
+        nonlocal count
+        if isinstance(item, Core):
+            count += 1
+            return f"x{count}"
+        return "tensor" if isinstance(item, Tensor) else reprlib.repr(item)
+
+    shown = ", ".join([*map(show, args), *[f"{key}={show(item)}" for key, item in kwargs.items()]])
+    leaves, others = (
+        ", ".join(f"{word}{i}" for i in range(first, count + 1)) for word, first in (("x", 1), ("td", 2))
+    )
+    return f"td.apply(lambda {leaves}: {name}({shown}){', ' * bool(others)}{others})"
+
+
 def _two_operands(name: str, method: str, reflected: str) -> Handler:
     """Return a handler that calls a method of the first operand, or the reflected one of the second."""
+    function = getattr(torch, name)
+    swapped = Op(None, lambda leaf, first: function(first, leaf))
 
-    def call(input: object, other: object, **kwargs: object) -> object:
+    def call(input: object, other: Any, **kwargs: object) -> object:
         if isinstance(input, Core):
             return getattr(input, method)(other, **kwargs)
-        if not reflected or kwargs:
+        if kwargs:
             raise TypeError(
                 f"torch.{name}() of a {type(input).__name__} and a collection: the collection comes first"
             )
-        result = getattr(other, reflected)(input)
+        result = getattr(other, reflected)(input) if reflected else combine(other, name, swapped, input)
         if result is NotImplemented:
             raise TypeError(
                 f"torch.{name}() takes no {type(input).__name__} beside a collection; got {input!r}"
@@ -132,6 +160,18 @@ def _loss(name: str) -> Handler:
         first = input
         result = first.apply(lambda leaf, other: function(leaf, other, reduction="none", **options), target)
         return result if reduction == "none" else getattr(result, reduction)()
+
+    return call
+
+
+def _join_along(name: str, dim: int) -> Handler:
+    """Return a handler that concatenates collections along a dim, which they get first if they lack it."""
+
+    def call(tensors: Sequence[Any], *, out: object = None) -> object:
+        items = [item.atleast_1d() if dim == 1 else item.atleast_2d() for item in tensors]
+        if name != "hstack":
+            items = [item.unsqueeze(-1) if item.batch_dims <= dim else item for item in items]
+        return cat(items, min(dim, items[0].batch_dims - 1), out=out)
 
     return call
 
@@ -186,9 +226,9 @@ def _make_table() -> dict[object, Handler]:
     """Return the handlers of operations, losses, joins and the other torch functions that need their own."""
     table: dict[object, Handler] = {}
     for row in OPERATIONS:
-        is_operator = row.kind in ("binary", "comparison") and (row.dunder or row.reflected)
+        has_two = row.kind in ("binary", "comparison")
         for name in row.functions:
-            if not is_operator:
+            if not has_two:
                 table[getattr(torch, name)] = _method(row.method)
                 continue
             handler = _two_operands(name, row.method, row.method_of_second)
@@ -198,8 +238,12 @@ def _make_table() -> dict[object, Handler]:
         table[getattr(torch, name)] = partial(_like, getattr(torch, name))
     for joiner in (torch.cat, torch.concat, torch.concatenate):
         table[joiner] = cat
+    for name, dim in _JOINS.items():
+        table[getattr(torch, name)] = _join_along(name, dim)
     for name in _LOSSES:
         table[getattr(nn.functional, name)] = _loss(name)
+    for product in (torch.matmul, Tensor.matmul, Tensor.__matmul__):
+        table[product] = _two_operands("matmul", "matmul", "__rmatmul__")
     table[torch.stack] = stack
     table[torch.unbind] = _unbind
     table[torch.where] = _where

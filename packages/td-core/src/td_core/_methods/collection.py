@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from .._functions.torch_function import KEYWORDS, TABLE, add_methods
+from .._functions.torch_function import KEYWORDS, TABLE, add_methods, suggest_line
 from .._torch.private import is_caller, without_torch_function
 from .._transforms.pytree import register_as_its_base
 from .._tree.defaults import Defaults
 from .._tree.node import Core
 from ..plugins.siblings import SiblingMethods
+from .along_dims import AlongMixin
 from .apply import ApplyMixin
 from .casting import CastingMixin, DtypeMixin
 from .conversion import ConversionMixin, ReprMixin
@@ -47,6 +48,7 @@ class TensorCollection(
     DeviceMixin,
     DtypeMixin,
     ReductionMixin,
+    AlongMixin,
     ElementMixin,
     JoinMixin,
     SelectMixin,
@@ -96,8 +98,9 @@ class TensorCollection(
                 with without_torch_function():
                     return func(*args, **(kwargs or {}))
             name = torch.overrides.resolve_name(func) or repr(func)
+            line = suggest_line(name, args, kwargs or {})
             raise TypeError(
-                f"{name} takes no collections; call it on each leaf, td.apply({name}), or on the leaves that it is for"
+                f"{name} takes no collections; call it on the leaves that it is for, or on each: {line}"
             )
         if not kwargs:
             return handler(*args)

@@ -20,6 +20,7 @@ from .._functions.shape import (
 )
 from .._plans import elements
 from .._plans.plans import as_ints, check_ints
+from .._tree.dim_names import find_dims
 from .._tree.node import Core
 
 
@@ -47,7 +48,7 @@ class ElementMixin(Core):
     def repeat_interleave(
         self,
         repeats: Tensor | int,
-        dim: int | None = None,
+        dim: int | str | None = None,
         *,
         output_size: int | None = None,
         inplace: bool = False,
@@ -67,7 +68,7 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat_interleave(2, dim=0)["a"]
         tensor([0, 0, 1, 1])
         """
-        return repeat_elements(self, repeats, dim, output_size, inplace)
+        return repeat_elements(self, repeats, find_dims(self, "repeat_interleave", dim), output_size, inplace)
 
     def tile(self, dims: int | Sequence[int]) -> Self:
         """Repeat the collection along batch dims; if ``dims`` is shorter than the batch size, it applies to the last dims.
@@ -81,7 +82,7 @@ class ElementMixin(Core):
     def roll(
         self,
         shifts: int | tuple[int, ...],
-        dims: int | tuple[int, ...] | None = None,
+        dims: int | str | tuple[int | str, ...] | None = None,
         *,
         inplace: bool = False,
     ) -> Self:
@@ -101,9 +102,9 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(3)}, [3]).roll(1, 0)["a"]
         tensor([2, 0, 1])
         """
-        return roll_batch(self, shifts, dims, inplace)
+        return roll_batch(self, shifts, find_dims(self, "roll", dims), inplace)
 
-    def flip(self, dims: int | Sequence[int]) -> Self:
+    def flip(self, dims: int | str | Sequence[int | str]) -> Self:
         """Return a copy with the order of elements reversed along some batch dims.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -114,6 +115,7 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(3)}, [3]).flip(0)["a"]
         tensor([2, 1, 0])
         """
+        dims = find_dims(self, "flip", dims)
         result = self._transform(elements.flip_plan(self.batch_size, dims))
         return write_back_on_exit(result, self, write_back_inverse, methodcaller("flip", dims))
 
@@ -139,7 +141,7 @@ class ElementMixin(Core):
         """
         return self.flip(0)
 
-    def rot90(self, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Self:
+    def rot90(self, k: int = 1, dims: tuple[int | str, int | str] = (0, 1)) -> Self:
         """Return a copy rotated by ``k`` quarter turns from the first towards the second of two batch dims.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -152,10 +154,9 @@ class ElementMixin(Core):
                 [0, 2]])
         """
         check_ints("rot90", "k", k, "int")
-        check_ints("rot90", "dims", dims)
         return rotate_batch(self, k, dims)
 
-    def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:
+    def narrow(self, dim: int | str, start: int | Tensor, length: int) -> Self:
         """Return a view of ``length`` elements of a batch dim, starting at ``start``.
 
         Raises:
@@ -165,4 +166,5 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(5)}, [5]).narrow(0, 1, 3)["a"]
         tensor([1, 2, 3])
         """
-        return self._transform(elements.narrow_plan(self.batch_size, dim, start, length))
+        place = find_dims(self, "narrow", dim)
+        return self._transform(elements.narrow_plan(self.batch_size, place, start, length))

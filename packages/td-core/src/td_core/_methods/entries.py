@@ -93,7 +93,7 @@ class EntryMixin(Core):
     @overload
     def __getitem__(self, index: object) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
-        """Return an entry by key, or index all entries along the batch dims.
+        """Return an entry by key, the collection of the entries in a list of keys, or index all along the batch dims.
 
         Raises:
             KeyPathError: the key is missing; the message lists similar keys.
@@ -106,6 +106,8 @@ class EntryMixin(Core):
         if is_key(index):
             entry = get_entry(self, (index,) if type(index) is str else unravel_key_to_tuple(index))
             return entry._unwrap() if isinstance(entry, Core) else entry
+        if type(index) is list and index and all(map(is_key, index)):
+            return self.select(*index)
         return self._index(index)
 
     def set(

@@ -13,6 +13,7 @@ from .._functions.packing import PackLayout, pack_leaves
 from .._functions.padding import pad_to_dense
 from .._plans.plans import wrap_dim
 from .._python.public_names import make_classmethod
+from .._tree.dim_names import find_dims
 from .._tree.node import Core
 from ..typing import NestedKey
 
@@ -94,7 +95,7 @@ class JoinMixin(Core):
         """
         return torch.cat(sort_leaves(self, sorted), dim, out=out)
 
-    def to_lazystack(self, dim: int = 0) -> Any:
+    def to_lazystack(self, dim: int | str = 0) -> Any:
         """Convert this collection to a lazy stack of its slices along a batch dim, which share its memory.
 
         Raises:
@@ -103,7 +104,7 @@ class JoinMixin(Core):
         >>> TensorDict({"a": [0, 1]}, [2]).to_lazystack()
         LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
         """
-        position = wrap_dim(dim, len(self.batch_size), "to_lazystack: dim")
+        position = wrap_dim(find_dims(self, "to_lazystack", dim), len(self.batch_size), "to_lazystack: dim")
         return lazy_stack(
             self.unbind(position), position, stack_dim_name=self._names and self._names[position]
         )

@@ -24,7 +24,7 @@ from .._functions.metadata import (
 )
 from .._plans.plans import wrap_dim
 from .._tree.defaults import get_tree_children
-from .._tree.dim_names import check_names, store_names
+from .._tree.dim_names import check_names, find_dims, store_names
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.locks import check_no_entry
 from .._tree.node import Child, Core
@@ -50,17 +50,15 @@ class MetadataMixin(Core):
         """
         return self.batch_size
 
-    def size(self, dim: int | None = None) -> torch.Size | int:
+    def size(self, dim: int | str | None = None) -> torch.Size | int:
         """Return the batch size, or one of its dims.
 
         >>> TensorDict(batch_size=[3, 4]).size(-1)
         4
         """
-        return (
-            self.batch_size
-            if dim is None
-            else self.batch_size[wrap_dim(dim, len(self.batch_size), "size: a dim")]
-        )
+        if dim is None:
+            return self.batch_size
+        return self.batch_size[wrap_dim(find_dims(self, "size", dim), len(self.batch_size), "size: a dim")]
 
     @property
     def batch_dims(self) -> int:

@@ -19,7 +19,7 @@ class ParallelMixin(Core):
     def map(
         self,
         fn: Callable[[Any], Any],
-        dim: int = 0,
+        dim: int | str = 0,
         num_workers: int | None = None,
         *,
         out: Core | None = None,
@@ -82,7 +82,7 @@ class ParallelMixin(Core):
     def map_iter(
         self,
         fn: Callable[[Any], object],
-        dim: int = 0,
+        dim: int | str = 0,
         num_workers: int | None = None,
         *,
         shuffle: bool = False,

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from operator import methodcaller
 from typing import Any
 
 from torch import Tensor
 from typing_extensions import Self
 
-from .._functions.operands import transform
+from .._functions.along_dims import apply_along
 from .._functions.reductions import (
-    Dims,
     KeyTransform,
     compute_norms,
-    compute_quantiles,
     make_deviation,
     make_indexed_reduction,
     make_plain_reduction,
+    make_quantile,
     make_reduction,
     make_scan,
-    parse_dim,
     reduce_bools,
     reduce_by_logsumexp,
 )
-from .._plans.reductions import scan_plan
 from .._torch.dtypes import as_dtype
 from .._tree.node import Core
-from ..typing import NO_DEFAULT, DtypeLike, NoDefault
+from ..typing import DtypeLike
 
 
 class ReductionMixin(Core):
@@ -43,8 +39,15 @@ class ReductionMixin(Core):
     var = make_deviation("var", "the variance")
     amax = make_plain_reduction("amax", "the largest element")
     amin = make_plain_reduction("amin", "the smallest element")
+    argmax = make_plain_reduction("argmax", "the position of the largest element")
+    argmin = make_plain_reduction("argmin", "the position of the smallest element")
+    count_nonzero = make_plain_reduction("count_nonzero", "the number of elements that are not zero")
     max = make_indexed_reduction("max", "the largest element")
     min = make_indexed_reduction("min", "the smallest element")
+    median = make_indexed_reduction("median", "the median (the lower of two)")
+    nanmedian = make_indexed_reduction("nanmedian", "the median of the elements that are not NaN")
+    quantile = make_quantile("quantile", "quantiles")
+    nanquantile = make_quantile("nanquantile", "quantiles of the elements that are not NaN")
     cummax = make_scan("cummax", "the cumulative maximum")
     cummin = make_scan("cummin", "the cumulative minimum")
 
@@ -108,34 +111,6 @@ class ReductionMixin(Core):
         """
         return reduce_by_logsumexp(self, dim, keepdim, out)
 
-    def quantile(
-        self,
-        q: float | Tensor,
-        dim: Dims = NO_DEFAULT,
-        keepdim: bool | NoDefault = NO_DEFAULT,
-        *,
-        interpolation: str = "linear",
-        reduce: bool | None = None,
-        key_transform: KeyTransform | None = None,
-    ) -> Any:
-        """Return quantiles over batch dims, feature dims or all dims.
-
-        Args:
-            q: a number between 0 and 1, or a 1-d float tensor of them, which adds a first dim to every leaf (and to the
-                batch size, unless each leaf is reduced to one number).
-            dim: a batch dim, its name or a tuple of them; ``"feature"`` for the feature dims; omitted or None to reduce
-                each leaf to one number.
-            keepdim: keep the reduced dims, with size 1.
-            interpolation: as in :func:`torch.quantile`.
-            reduce: reduce all leaves together, to one tensor.
-            key_transform: a function from the key of an entry, without its parents, to its new key.
-
-        >>> td = TensorDict({"a": torch.tensor([1.0, 2.0, 4.0])}, batch_size=[3])
-        >>> td.quantile(0.5, 0)["a"]
-        tensor(2.)
-        """
-        return compute_quantiles(self, q, dim, keepdim, interpolation, reduce, key_transform)
-
     def softmax(self, dim: int | str, dtype: DtypeLike | None = None) -> Self:
         """Return the softmax along a batch dim.
 
@@ -146,8 +121,4 @@ class ReductionMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).softmax(0)["a"]
         tensor([0.5000, 0.5000])
         """
-        place = parse_dim(self, "softmax", dim)
-        plan = scan_plan(
-            tuple(self.batch_size), place, lambda position: methodcaller("softmax", position, as_dtype(dtype))
-        )
-        return transform("softmax", self, plan)
+        return apply_along(self, "softmax", dim, dtype=as_dtype(dtype))

@@ -18,6 +18,7 @@ from .._functions.select import (
 )
 from .._functions.shape import adopt_result
 from .._torch.kernels import make_op
+from .._tree.dim_names import find_dims
 from .._tree.node import Core
 from .._writes.inplace import write_leaves
 
@@ -35,7 +36,7 @@ class SelectMixin(Core):
 
     __slots__ = ()
 
-    def gather(self, dim: int, index: Tensor, out: object = None, *, inplace: bool = False) -> Self:
+    def gather(self, dim: int | str, index: Tensor, out: object = None, *, inplace: bool = False) -> Self:
         """Gather elements along a batch dim, as :func:`torch.gather` does.
 
         Args:
@@ -53,7 +54,7 @@ class SelectMixin(Core):
         tensor([[1],
                 [4]])
         """
-        return gather_elements(self, dim, index, out, inplace)
+        return gather_elements(self, find_dims(self, "gather", dim), index, out, inplace)
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """Select the elements where a mask is true; the masked dims become one batch dim.

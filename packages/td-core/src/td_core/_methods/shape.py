@@ -18,6 +18,7 @@ from .._functions.shape import (
     expand_like,
     finish_reshape,
     parse_ints,
+    parse_order,
     prepend_dims,
     stack_lazy_levels,
     take_over_entries,
@@ -27,6 +28,7 @@ from .._functions.shape import (
 from .._plans import shapes
 from .._plans.index import plan_index
 from .._plans.plans import WholePlan, check_ints
+from .._tree.dim_names import find_dims
 from .._tree.node import Core
 from .._tree.stored_leaves import index_leaves
 from ..typing import DtypeLike
@@ -90,7 +92,7 @@ class ShapeMixin(Core):
         return adopt_result(self, result, "reshape") if inplace else result
 
     def flatten(
-        self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
+        self, start_dim: int | str | None = None, end_dim: int | str | None = None, *, inplace: bool = False
     ) -> Self:
         """Flatten the batch dims from ``start_dim`` to ``end_dim`` into one; all by default.
 
@@ -107,11 +109,11 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten()["a"].shape
         torch.Size([6, 4])
         """
-        start, end = 0 if start_dim is None else start_dim, -1 if end_dim is None else end_dim
-        result = self._transform(shapes.flatten_plan(self.batch_size, start, end))
+        given = 0 if start_dim is None else start_dim, -1 if end_dim is None else end_dim
+        result = self._transform(shapes.flatten_plan(self.batch_size, *find_dims(self, "flatten", given)))
         return finish_reshape(self, result, "flatten", inplace)
 
-    def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
+    def unflatten(self, dim: int | str, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
         """Split one batch dim into several.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -128,10 +130,11 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, 3))["a"].shape
         torch.Size([2, 3, 4])
         """
-        result = self._transform(shapes.unflatten_plan(self.batch_size, dim, unflattened_size))
+        place = find_dims(self, "unflatten", dim)
+        result = self._transform(shapes.unflatten_plan(self.batch_size, place, unflattened_size))
         return finish_reshape(self, result, "unflatten", inplace)
 
-    def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
+    def squeeze(self, dim: int | str | Sequence[int | str] | None = None) -> Self:
         """Remove batch dims of size one.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -145,7 +148,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
         torch.Size([3, 1])
         """
-        result = self._transform(shapes.squeeze_plan(self.batch_size, dim))
+        result = self._transform(shapes.squeeze_plan(self.batch_size, find_dims(self, "squeeze", dim)))
         return write_back_on_exit(result, self, write_reshaped)
 
     def unsqueeze(self, dim: int) -> Self:
@@ -180,11 +183,10 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
         torch.Size([3, 2, 4])
         """
-        size = self.batch_size
-        order = tuple(range(len(size))) if dims is None and not args else parse_ints("permute", args, dims)
-        return apply_permutation(self, shapes.permute_plan(size, order))
+        order = parse_order(self, args, dims)
+        return apply_permutation(self, shapes.permute_plan(self.batch_size, order))
 
-    def transpose(self, dim0: int, dim1: int) -> Self:
+    def transpose(self, dim0: int | str, dim1: int | str) -> Self:
         """Return a view with two batch dims swapped.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -195,9 +197,11 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).transpose(0, 1)["a"].shape
         torch.Size([3, 2, 4])
         """
+        if type(dim0) is str or type(dim1) is str:
+            dim0, dim1 = find_dims(self, "transpose", (dim0, dim1))
         return apply_permutation(self, shapes.transpose_plan(self.batch_size, dim0, dim1))
 
-    def swapaxes(self, axis0: int, axis1: int) -> Self:
+    def swapaxes(self, axis0: int | str, axis1: int | str) -> Self:
         """Return a view with two batch dims swapped: numpy's name for :meth:`transpose`.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapaxes(0, 1).batch_size
@@ -207,7 +211,7 @@ class ShapeMixin(Core):
 
     swapdims = swapaxes
 
-    def movedim(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
+    def movedim(self, source: int | str | tuple[int | str, ...], destination: int | tuple[int, ...]) -> Self:
         """Return a view with some batch dims at new positions; the others keep their order.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -218,7 +222,8 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
         torch.Size([3, 4, 2])
         """
-        return apply_permutation(self, shapes.movedim_plan(self.batch_size, source, destination))
+        place = find_dims(self, "movedim", source)
+        return apply_permutation(self, shapes.movedim_plan(self.batch_size, place, destination))
 
     moveaxis = movedim
 
@@ -263,7 +268,7 @@ class ShapeMixin(Core):
         check_ints("broadcast_to", "shape", shape, "int | Sequence[int]")
         return self.expand(shape)
 
-    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+    def split(self, split_size: int | Sequence[int], dim: int | str = 0) -> tuple[Self, ...]:
         """Split a batch dim into consecutive parts, which are views.
 
         Args:
@@ -277,9 +282,10 @@ class ShapeMixin(Core):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
         [tensor([0, 1]), tensor([2])]
         """
-        return self._transform_multi(shapes.split_plan(self.batch_size, split_size, dim))
+        place = dim if type(dim) is int else find_dims(self, "split", dim)
+        return self._transform_multi(shapes.split_plan(self.batch_size, split_size, place))
 
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
+    def chunk(self, chunks: int, dim: int | str = 0) -> tuple[Self, ...]:
         """Split a batch dim into at most ``chunks`` views of equal size; the last one may be smaller.
 
         Raises:
@@ -289,10 +295,11 @@ class ShapeMixin(Core):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(5)}, [5]).chunk(2)]
         [tensor([0, 1, 2]), tensor([3, 4])]
         """
-        return self._transform_multi(shapes.chunk_plan(self.batch_size, chunks, dim))
+        place = find_dims(self, "chunk", dim)
+        return self._transform_multi(shapes.chunk_plan(self.batch_size, chunks, place))
 
     def tensor_split(
-        self, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0
+        self, indices_or_sections: int | Sequence[int] | Tensor, dim: int | str = 0
     ) -> tuple[Self, ...]:
         """Split a batch dim into views of nearly equal size, or at given indices, as :func:`torch.tensor_split` does.
 
@@ -303,9 +310,10 @@ class ShapeMixin(Core):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).tensor_split([1])]
         [tensor([0]), tensor([1, 2])]
         """
-        return self._transform_multi(shapes.tensor_split_plan(self.batch_size, indices_or_sections, dim))
+        place = find_dims(self, "tensor_split", dim)
+        return self._transform_multi(shapes.tensor_split_plan(self.batch_size, indices_or_sections, place))
 
-    def unbind(self, dim: int) -> tuple[Self, ...]:
+    def unbind(self, dim: int | str) -> tuple[Self, ...]:
         """Return one view per index of a batch dim, without that dim.
 
         Raises:
@@ -314,7 +322,8 @@ class ShapeMixin(Core):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(2)}, [2]).unbind(0)]
         [tensor(0), tensor(1)]
         """
-        return self._transform_multi(shapes.unbind_plan(self.batch_size, dim))
+        place = dim if type(dim) is int else find_dims(self, "unbind", dim)
+        return self._transform_multi(shapes.unbind_plan(self.batch_size, place))
 
     def atleast_1d(self) -> Self:
         """Prepend batch dims of size one until the collection has at least one batch dim.

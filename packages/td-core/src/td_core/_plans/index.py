@@ -395,7 +395,8 @@ def _convert_sequence(item: Any) -> object:
         # A CPU index works for leaves on any device; torch.set_default_device must not move it elsewhere.
         tensor = as_tensor(list(item) if isinstance(item, range) else item, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}") from error
+        hint = "; update() sets the entries of several keys" if str in map(type, item) else ""
+        raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}{hint}") from error
     if not is_array and tensor.numel() == 0:
         return tensor.long()
     return _check_dtype(tensor.long() if is_array and tensor.dtype in _ARRAYS else tensor)

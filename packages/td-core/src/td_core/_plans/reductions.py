@@ -19,9 +19,11 @@ Dims = tuple[int, ...]
 ALL_DIMS = sys.maxsize
 
 
-def scan_plan(batch: Shape, dim: int, make: Callable[[int], Leaf]) -> ComputedPlan:
-    """Build the plan of an operation along one dim that keeps the shape; ``make(dim)`` returns the function to call on a leaf."""
-    step = Step(dim, dim + 1, Whole((batch[dim],)))
+def scan_plan(
+    batch: Shape, dim: int, make: Callable[[int], Leaf], sizes: Shape | None = None
+) -> ComputedPlan:
+    """Build the plan of an operation along one dim, which ``sizes`` replaces; ``make(dim)`` returns the leaf function."""
+    step = Step(dim, dim + 1, Whole((batch[dim],) if sizes is None else sizes))
     return ComputedPlan(batch, (step,), lambda plan: make(plan.steps[0].start))
 
 

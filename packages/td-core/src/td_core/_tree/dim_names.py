@@ -38,6 +38,18 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
     return result if provided else None
 
 
+def find_dims(node: Core, what: str, dims: Any) -> Any:
+    """Return one or several dims of an operation ``what`` with the position of each name in its place."""
+    if isinstance(dims, str):
+        names = node._names or ()
+        if dims not in names:
+            raise DimNamesError(f"{what}: no batch dim is named {dims!r}; the names are {list(names)}")
+        return names.index(dims)
+    if isinstance(dims, (tuple, list)) and not {str, tuple, list}.isdisjoint(map(type, dims)):
+        return tuple([find_dims(node, what, dim) for dim in dims])
+    return dims
+
+
 def names_of_stack(names: Sequence[str | None], ndim: int, dim: int, name: str | None) -> Names | None:
     """Check the dim names of a lazy stack; the name of the stack dim must be ``name``, unless that is None."""
     result = check_names(names, ndim)
