@@ -42,7 +42,7 @@ from .._tree.node import (
 )
 from .._tree.stored_leaves import STORED, index_leaves
 from .._tree.walks import has_entries
-from ..errors import CollectionIndexError, KeyPathError, KeyTakenError, StructureError
+from ..errors import KeyPathError, KeyTakenError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
 if TYPE_CHECKING:
@@ -302,11 +302,8 @@ class TensorDict(TensorDictBase):
             result = self._get_nested(index)
             if result is not None:
                 return result if isinstance(result, Tensor) else show_entry(result)
-        elif not isinstance(index, str):
-            try:
-                plan = plan_index(index, self._batch_size)
-            except CollectionIndexError:
-                return super().__getitem__(index)
+        elif not isinstance(index, (str, list)):
+            plan = plan_index(index, self._batch_size)
             return index_leaves(self, plan) if STORED else self._transform(plan)
         return super().__getitem__(index)
 
