@@ -19,6 +19,8 @@ from td_core.testing import SerializerTests, assert_same
 
 MemoryStore: Any = pytest.importorskip("td_store.testing").MemoryStore
 OpenTests: Any = pytest.importorskip("td_store.testing").OpenTests
+SourceTests: Any = pytest.importorskip("td_store.testing").SourceTests
+MemorySource: Any = pytest.importorskip("td_store.testing").MemorySource
 
 pytestmark = pytest.mark.once
 
@@ -331,6 +333,32 @@ class TestOpenHdf5InStore(_Opened):
 class TestOpenZarrInStore(_Opened):
     case = CASES["zarr chunks"]._replace(options={"chunks": 2})
     mode = "r+"
+
+
+class _Sources(SourceTests):  # type: ignore[misc]
+    """The suite of sources, of leaves in a store; writes stay in memory."""
+
+    case: ClassVar[Case]
+    is_shared = False
+
+    def make(self, array: torch.Tensor, folder: Path) -> Any:
+        pytest.importorskip(self.case.package)
+        store = make_store(self.case)
+        save(self.case, TensorDict({"a": array}), store)
+        leaf: Any = td_core.open(store, mode="c")["a"]
+        return leaf.source if array.numel() else MemorySource(array)  # nothing of it is in the store
+
+
+class TestSafetensorsSourceInStore(_Sources):
+    case = CASES["safetensors"]
+
+
+class TestHdf5SourceInStore(_Sources):
+    case = CASES["hdf5 chunks"]._replace(options={"chunks": 2})
+
+
+class TestZarrSourceInStore(_Sources):
+    case = CASES["zarr chunks"]._replace(options={"chunks": 2})
 
 
 def test_interrupted_delete_is_a_warning() -> None:
