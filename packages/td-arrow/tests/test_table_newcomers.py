@@ -126,30 +126,43 @@ def test_error_of_other_rows_says_what_fields_say(tmp_path: Path) -> None:
         writer.write(TensorDict({"s": [1, None]}, [2]))
 
 
+#: Calls that read a footer, and which of its bits are changed.
+FOOTER = {
+    "load": ("load(name, format='parquet')", [2]),
+    "filter": ("load(name, format='parquet', filter=[('x', '>', 0.5)])", [2, 8, 64]),
+    "inspect": ("inspect(name, format='parquet')", [1, 8, 64]),
+    "open": ("open(name, format='parquet')", [8, 64]),
+}
+
+
 @pytest.mark.once
-def test_damaged_footer_is_an_error_and_the_process_lives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FOOTER)
+def test_damaged_footer_is_an_error_and_the_process_lives(tmp_path: Path, name: str) -> None:
     lists = torch.nested.nested_tensor([torch.arange(2), torch.arange(0)], layout=torch.jagged)
     save(TensorDict({"j": lists, "x": torch.rand(2)}, [2]), tmp_path / "x.parquet")
     code = """
 import sys
-from td_core import load
+from td_core import inspect, load, open as open_save
 from td_core.errors import FormatError
-name = sys.argv[1]
+name, call, bits = sys.argv[1], sys.argv[2].replace("open(", "open_save("), eval(sys.argv[3])
 raw = open(name, "rb").read()
 length = int.from_bytes(raw[-8:-4], "little")
 seen = set()
 first = len(raw) - 8 - length
-for place in range(first, first + 60):
-    open(name, "wb").write(raw[:place] + bytes([raw[place] ^ 2]) + raw[place + 1:])
-    try:
-        load(name, format="parquet")
-        seen.add("fine")
-    except FormatError:
-        seen.add("damaged")
+for place in range(first, first + 60) if bits == [2] else range(first, first + 300, 3):
+    for bit in bits:
+        open(name, "wb").write(raw[:place] + bytes([raw[place] ^ bit]) + raw[place + 1:])
+        try:
+            eval(call)
+            seen.add("fine")
+        except FormatError:
+            seen.add("damaged")
+        except (KeyError, ValueError):
+            seen.add("of another schema")
 assert "damaged" in seen
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "x.parquet")],
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "x.parquet"), *map(str, FOOTER[name])],
         capture_output=True,
         text=True,
         check=False,

@@ -64,10 +64,9 @@ def _describe_column(leaf: Tree, table: Table, path: Path, field: pa.Field, lead
     parts = [part for part in table.list_tables() if isinstance(part, ParquetTable)]
     chunks = [chunk for part in parts for chunk in part.list_chunks(path)]
     if chunks:
-        stored = sum(chunk.total_compressed_size for chunk in chunks)
-        leaf.nbytes = leaf.nbytes or sum(chunk.total_uncompressed_size for chunk in chunks)
-        nulls = sum((chunk.statistics and chunk.statistics.null_count) or 0 for chunk in chunks)
-        leaf.place += f", {chunks[0].compression.lower()}, {stored} bytes stored, {nulls} nulls"
+        leaf.nbytes = leaf.nbytes or sum(chunk.size for chunk in chunks)
+        stored, nulls = sum(chunk.stored for chunk in chunks), sum(chunk.nulls or 0 for chunk in chunks)
+        leaf.place += f", {chunks[0].codec}, {stored} bytes stored, {nulls} nulls"
 
 
 def _verify(

@@ -167,7 +167,7 @@ class _OpenColumns:
             return False
         tables = [table for table in self._table.list_tables() if isinstance(table, ParquetTable)]
         chunks = [chunk for table in tables for chunk in table.list_chunks(path)]
-        return any(chunk.statistics is None or chunk.statistics.null_count for chunk in chunks)
+        return any(chunk.nulls is None or chunk.nulls for chunk in chunks)
 
     def _map_column(self, path: Path, dense: Dense) -> Tensor | None:
         if len(self._table.groups) != 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from td_store.arrays import ObjectFile, map_file
 from ._from_arrow import Columns, get_columns
 from ._nulls import Path, show_column
 from ._object_tables import ObjectPart, find_parts
+from ._parquet_footers import Chunk, read_chunks
 from ._table_columns import list_fields
 from ._table_header import KEY
 from ._table_locations import is_directory, is_local, is_url, list_parts, open_input, show_place
@@ -77,6 +78,7 @@ class ParquetTable(Table):
 
     def __init__(self, source: pa.NativeFile, where: str, threads: bool = True, **options: Any) -> None:
         self.where, self._source, self._threads = where, source, threads
+        self._is_encrypted = options.get("decryption_properties") is not None
         with report_errors(where):
             self.file = pq.ParquetFile(source, **options)
             self.schema = self.file.schema_arrow
@@ -104,13 +106,19 @@ class ParquetTable(Table):
         for start in range(0, len(paths), step):
             yield paths[start : start + step]
 
-    def list_chunks(self, path: Path) -> list[Any]:
-        """Return the metadata of the parts of a column."""
-        groups = map(self.file.metadata.row_group, range(len(self.groups)))
-        return [group.column(leaf) for group in groups for leaf in self._leaves[path]]
+    @cached_property
+    def _chunks(self) -> list[list[Chunk]]:
+        """The parts of all columns for each row group."""
+        return read_chunks(self._source, self.where)
+
+    def list_chunks(self, path: Path) -> list[Chunk]:
+        """Return the parts of a column; raise FormatError if the footer is damaged."""
+        return [group[leaf] for group in self._chunks for leaf in self._leaves[path]]
 
     def find_groups(self, condition: Any) -> list[int]:
         """Return the row groups that can have rows that meet a condition, by their statistics."""
+        if not self._is_encrypted:
+            _ = self._chunks  # pyarrow does not check what it compares
         fragment = ds.ParquetFileFormat().make_fragment(self._source)
         return [group.id for group in fragment.subset(condition, schema=self.schema).row_groups]
 
