@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.json as pjson
 import pyarrow.parquet as pq
 import torch
 
@@ -123,6 +125,7 @@ def list_rows(folder: Path) -> Iterator[Row]:
             None,
         )
     yield from _list_arrow_rows(folder, td, own)
+    yield from _list_text_rows(folder)
     yield from _list_other_rows(folder)
 
 
@@ -155,11 +158,13 @@ def _list_arrow_rows(folder: Path, td: TensorDict, table: Any) -> Iterator[Row]:
     path = folder / "x.arrow"
 
     def write() -> None:
+        """Write what a crash cannot leave half written: to another file, which then gets the name."""
         with (
-            pa.OSFile(str(folder / "raw.arrow"), "wb") as sink,
+            pa.OSFile(str(folder / "raw.tmp"), "wb") as sink,
             pa.ipc.new_file(sink, table.schema) as writer,
         ):
             writer.write_table(table)
+        (folder / "raw.tmp").replace(folder / "raw.arrow")
 
     yield "Arrow write", lambda: save(td, path), write, "1.1", None
     save(td, path)
@@ -184,6 +189,17 @@ def _list_arrow_rows(folder: Path, td: TensorDict, table: Any) -> Iterator[Row]:
             "1.5 / 2 ms",
             None,
         )  # type: ignore[misc]
+
+
+def _list_text_rows(folder: Path) -> Iterator[Row]:
+    columns = make_table(200_000)
+    td = TensorDict({name: torch.from_numpy(column) for name, column in columns.items()}, [200_000])
+    table, path = to_arrow(td), folder / "x.csv"
+    yield "csv write", lambda: td.to_csv(path), lambda: pcsv.write_csv(table, path), "1.2", None
+    yield "csv read", lambda: TensorDict.from_csv(path), lambda: pcsv.read_csv(path), "1.2", None
+    lines = folder / "x.jsonl"
+    yield "JSON write", lambda: td.to_json(lines, lines=True), None, "3 of polars", None
+    yield "JSON read", lambda: TensorDict.from_json(lines), lambda: pjson.read_json(lines), "1.3", None
 
 
 def _list_other_rows(folder: Path) -> Iterator[Row]:
