@@ -90,10 +90,12 @@ def read(path: Path, options: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     "described", FILES, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}"
 )
-def test_golden_file_is_read_as_expected(described: Path) -> None:
+def test_golden_file_is_read_as_expected(described: Path, reads_null_cells: bool) -> None:
     expected = json.loads(described.read_text())
     path = described.parent / expected["files"][0]["path"].split("/")[0]
     name = f"{path.parent.name}/{path.stem}"
+    if name == "parquet/foreign_nulls" and not reads_null_cells:
+        pytest.skip("this pyarrow does not read null cells of a fixed size from Parquet")
     if "non_tensor_stack" in json.dumps(expected["read"]):
         pytest.importorskip("td_tensorclass")
     for item in expected["read"]:

@@ -193,7 +193,11 @@ def test_table_of_values_gives_them_back(name: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 @pytest.mark.parametrize("name", CASES)
-def test_file_of_collection_gives_it_back(name: str, suffix: str, tmp_path: Path) -> None:
+def test_file_of_collection_gives_it_back(
+    name: str, suffix: str, tmp_path: Path, reads_null_cells: bool
+) -> None:
+    if name.startswith("missing") and suffix == ".parquet" and not reads_null_cells:
+        pytest.skip("this pyarrow does not read null cells of a fixed size from Parquet")
     td = CASES[name]()
     save(td, tmp_path / f"x{suffix}")
     assert_same(load(tmp_path / f"x{suffix}"), td)
