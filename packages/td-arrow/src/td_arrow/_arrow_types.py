@@ -32,17 +32,19 @@ _MOST_LISTED = 1024
 FIXED, VARIABLE = "arrow.fixed_shape_tensor", "arrow.variable_shape_tensor"
 
 
+#: The numbers of the types of lists.
+_LISTS = {
+    kind.id
+    for kind in (
+        pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1), pa.list_view(pa.null()),
+        pa.large_list_view(pa.null()),
+    )
+}  # fmt: skip
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Return True for a type of lists; False for maps."""
-    types = pa.types
-    checks = (
-        types.is_list,
-        types.is_large_list,
-        types.is_fixed_size_list,
-        types.is_list_view,
-        types.is_large_list_view,
-    )
-    return any(check(kind) for check in checks)
+    return kind.id in _LISTS
 
 
 class Cells(NamedTuple):

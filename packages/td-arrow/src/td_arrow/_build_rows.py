@@ -113,11 +113,7 @@ class RowBuilder:
         if isinstance(item, One):
             if is_stack:
                 return [[item.value] * self.rows, None]
-            saved: Sequence[Any] | None = place.get("one")
-            same = saved is not None and (
-                saved[1] is not None or (saved[0] == item.value and type(saved[0]) is type(item.value))
-            )
-            return saved if saved is not None and same else [item.value, None]
+            return _find_saved(place.get("one"), item.value)
         if not isinstance(item, RowValues):
             raise FormatError(
                 f"{self.where}: the column {show_column(tuple(place['column']))} holds no values"
@@ -303,6 +299,15 @@ class RowBuilder:
         raise FormatError(
             f"{self.where}: the column {show_column(path)} does not fit the members of the header"
         )
+
+
+def _find_saved(saved: Sequence[Any] | None, value: object) -> Sequence[Any]:
+    """Return the pair of a value that the header has, if it is still that of the column; else a pair of that one."""
+    if saved is not None:
+        plain, types = saved
+        if types is not None or (plain == value and type(plain) is type(value)):
+            return saved
+    return [value, None]
 
 
 def set_rows(meta: Row, old: list[int], lead: list[int]) -> Row:

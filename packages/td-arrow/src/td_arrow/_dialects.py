@@ -31,6 +31,12 @@ def _describe(column: pa.Field) -> tuple[str, bytes]:
     return metadata.get(_NAME, b"").decode(errors="replace"), metadata.get(_METADATA, b"")
 
 
+def has_extension(column: pa.Field) -> bool:
+    """Return True for a field of an extension type, which pyarrow may not have."""
+    metadata = column.metadata
+    return isinstance(column.type, pa.BaseExtensionType) or (metadata is not None and _NAME in metadata)
+
+
 def find_shape(column: pa.Field) -> tuple[Any, ...] | None:
     """Return the shape of the cells of a field whose extension type says it in JSON; None for others.
 

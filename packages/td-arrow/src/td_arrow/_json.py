@@ -112,16 +112,15 @@ def read_json(
     found = load_schema(path, schema)
     with open_input(path, storage_options) as file:
         content = file.read()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise FormatError(f"{where}, line {line}: its bytes are not UTF-8") from error
-    table = _parse_quickly(content, lines) if found is None else None
     if found is not None:
+        text = _decode(content, where)
         table = _fit_table(_parse_records(text, lines if text.strip() else True, where), found, where)
-    elif table is None:
-        table = _infer_table(_parse_records(text, lines, where), where)
+    else:
+        if not content.isascii():
+            _decode(content, where)  # Arrow does not check text
+        table = _parse_quickly(content, lines)
+        if table is None:
+            table = _infer_table(_parse_records(_decode(content, where), lines, where), where)
     result = read_in_memory(
         table,
         where,
@@ -137,6 +136,15 @@ def read_json(
             raise KeyPathError(f"{where}: there is no {key!r} for dtypes")
         result.set(key, result.get(key).to(dtype))
     return result if rows is None else result[rows]
+
+
+def _decode(content: bytes, where: str) -> str:
+    """Return the text of a file; raise FormatError with the line for bytes that are not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise FormatError(f"{where}, line {line}: its bytes are not UTF-8") from error
 
 
 def _parse_quickly(content: bytes, lines: bool | None) -> pa.Table | None:

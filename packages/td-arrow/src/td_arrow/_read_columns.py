@@ -17,7 +17,7 @@ from td_store import StoredTensor
 from td_store.arrays import KeptSource
 
 from ._arrow_types import Dense, convert, find_dense, is_list, peel, view_buffer, view_numbers
-from ._dialects import find_shape, get_extension, read_lance
+from ._dialects import find_shape, get_extension, has_extension, read_lance
 from ._nulls import Nulls, Path, show_column
 from ._row_values import read_values
 from ._table_header import read_facts
@@ -111,11 +111,13 @@ class ColumnReader:
             return RowValues(self.nulls.keep(path, read_values(array, facts), own=True))
         if facts.get("lists"):
             return self._read_parts(array, facts, path)
-        shape = self.shapes.get(path) or find_shape(column)
-        array = get_extension(array, column)
+        shape, dense = self.shapes.get(path), None
+        if has_extension(column):
+            shape, dense = shape or find_shape(column), read_lance(column)
+            array = get_extension(array, column)
         if shape is not None:
             return self._read_shaped(array, shape, path)
-        dense = read_lance(column) or find_dense(array.type, facts)
+        dense = dense or find_dense(array.type, facts)
         if dense is not None:
             return self._read_dense(array, dense, path)
         return self._read_other(array, column, facts, path)
@@ -131,13 +133,16 @@ class ColumnReader:
         if types.is_run_end_encoded(kind):
             return self._read(pc.run_end_decode(array), pa.field(column.name, kind.value_type), path)
         if is_list(kind) and not types.is_fixed_size_list(kind) and self.lists != "values":
-            dense = find_dense(kind.value_type, {key: facts[key] for key in facts if key == "dtype"})
+            dense = find_dense(kind.value_type, _keep_dtype(facts))
             if dense is not None and not read_facts(kind.value_field).get("kind"):
                 return self._read_lists(array, dense, facts.get("jagged", 1), path)
-        if types.is_temporal(kind) and self.times == "numbers" and not types.is_interval(kind):
-            wide = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
-            return self._fill(path, view_numbers(wide, torch.int64, self.copy), array)
+        if self.times == "numbers" and types.is_temporal(kind) and not types.is_interval(kind):
+            return self._read_times(array, path)
         return RowValues(self.nulls.keep(path, read_values(array, facts)))
+
+    def _read_times(self, array: pa.Array, path: Path) -> Tensor:
+        wide = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64()).cast(pa.int64())
+        return self._fill(path, view_numbers(wide, torch.int64, self.copy), array)
 
     def _fill(self, path: Path, leaf: Tensor, array: pa.Array) -> Tensor:
         """Return a leaf with numbers in place of the nulls of its array."""
@@ -250,9 +255,13 @@ class ColumnReader:
                     raise FormatError(f"the lists in row {row} have several lengths, so they are no tensor")
                 shapes[row].append(int(sizes[0]) if count else 0)
                 counts[row] = int(sizes.sum())
-        flat = self._read_items(array, {key: facts[key] for key in facts if key == "dtype"}, self.nulls, path)
+        flat = self._read_items(array, _keep_dtype(facts), self.nulls, path)
         pieces = zip(flat.split(counts), shapes, present, strict=True)
         return Parts([piece.view(*shape, *flat.shape[1:]) if here else None for piece, shape, here in pieces])
+
+
+def _keep_dtype(facts: dict[str, Any]) -> dict[str, Any]:
+    return {key: item for key, item in facts.items() if key == "dtype"}
 
 
 def _is_read_only(numbers: pa.Array) -> bool:
@@ -326,6 +335,8 @@ def join_chunks(array: pa.ChunkedArray | pa.Array) -> pa.Array:
 def find_form(column: pa.Field, path: Path, shapes: Mapping[Path, Any]) -> Dense | None:
     """Return the form of a column of numbers whose cells have one shape, from its field alone; None for others."""
     facts = read_facts(column)
-    if facts.get("kind") or facts.get("lists") or facts.get("absent") or path in shapes or find_shape(column):
+    if facts.get("kind") or facts.get("lists") or facts.get("absent") or path in shapes:
         return None
-    return read_lance(column) or find_dense(column.type, facts)
+    if has_extension(column) and (find_shape(column) or read_lance(column)):
+        return None if find_shape(column) else read_lance(column)
+    return find_dense(column.type, facts)

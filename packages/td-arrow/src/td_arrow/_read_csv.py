@@ -417,17 +417,7 @@ def _find_written(item: pa.Field) -> pa.DataType:
 def _fit_column(arrays: list[pa.Array], item: pa.Field, is_whole: bool, where: str) -> pa.Array:
     """Return the array of a field: of the column of its cells, or those of their elements."""
     if is_whole:
-        (array,) = arrays
-        if array.type == item.type:
-            return array
-        if pa.types.is_null(item.type):
-            return pa.nulls(len(array))
-        if read_facts(item).get("json"):
-            return array.cast(item.type)
-        cells = array.to_pylist()
-        if is_list(item.type):
-            cells = [None if cell is None else parse_json(cell) for cell in cells]
-        return build_column(cells, item, where)
+        return _fit_cells(arrays[0], item, where)
     kind, sizes = item.type, []
     while is_list(kind):
         sizes.append(kind.list_size)
@@ -437,4 +427,17 @@ def _fit_column(arrays: list[pa.Array], item: pa.Field, is_whole: bool, where: s
     if item.nullable and not find_item(item).nullable:
         missing = [all(each is None for each in row) for row in elements]
         cells = [None if gone else cell for cell, gone in zip(cells, missing, strict=True)]
+    return build_column(cells, item, where)
+
+
+def _fit_cells(array: pa.Array, item: pa.Field, where: str) -> pa.Array:
+    if array.type == item.type:
+        return array
+    if pa.types.is_null(item.type):
+        return pa.nulls(len(array))
+    if read_facts(item).get("json"):
+        return array.cast(item.type)
+    cells = array.to_pylist()
+    if is_list(item.type):
+        cells = [None if cell is None else parse_json(cell) for cell in cells]
     return build_column(cells, item, where)

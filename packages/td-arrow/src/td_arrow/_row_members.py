@@ -131,29 +131,35 @@ def _merge_entries(plan: TablePlan, group: _Group, rows: list[Row | None], todo:
     unbatched = plan.nodes[group.new]["kind"] == "UnbatchedTensor"
     for place in ("entries", "members"):
         below = [None if row is None else dict(row[place]) for row in rows]
-        lists = [list(item) for item in below if item is not None]
-        keys = _merge_keys(lists)
-        if place == "members" and any(item != keys for item in lists):
-            raise UnevenError
+        keys = _merge_keys([list(item) for item in below if item is not None], place == "entries")
         for key in keys:
             refs = [None if item is None else item.get(key) for item in below]
             hidden = unbatched or (place == "members" and len(keys) == 1)
             path = group.path if hidden else (*group.path, key)
             deeper = (*group.keys, key) if place == "entries" and not unbatched else group.keys
-            if any(isinstance(ref, list) for ref in refs):
-                child: Any = _add_leaf(plan, refs, path, deeper, held)
-            else:
-                child = plan.add_node(plan.encoded.nodes[next(ref for ref in refs if ref is not None)])
-                todo.append(_Group(refs, child, path, deeper, rows))
+            child = _merge_child(plan, refs, _Group([], -1, path, deeper, rows), todo, held)
             plan.nodes[group.new][place].append([key, child])
     return held
 
 
-def _merge_keys(lists: list[list[str]]) -> list[str]:
+def _merge_child(
+    plan: TablePlan, refs: list[Any], below: _Group, todo: list[_Group], held: list[_Held]
+) -> Any:
+    """Add what has the same key in all rows: leaves as a column, or nodes as a group that is merged later."""
+    if any(isinstance(ref, list) for ref in refs):
+        return _add_leaf(plan, refs, below.path, below.keys, held)
+    child = plan.add_node(plan.encoded.nodes[next(ref for ref in refs if ref is not None)])
+    todo.append(below._replace(nodes=refs, new=child))
+    return child
+
+
+def _merge_keys(lists: list[list[str]], may_differ: bool) -> list[str]:
     """Return all keys in an order that agrees with each list."""
     first = lists[0]
     if all(keys == first for keys in lists):
         return first
+    if not may_differ:
+        raise UnevenError
     graph: dict[str, dict[str, None]] = {key: {} for keys in lists for key in keys}
     for keys in lists:
         for before, after in itertools.pairwise(keys):

@@ -90,12 +90,13 @@ def plan_columns(
         table, header = found
         result = TableColumns(table, lead=header["lead"], header=header)
         _drop_missing(result, fields, where, strict)
-    known = {path for path, _ in _list_places(table)}
+    places = _list_places(table)
+    known = {path for path, _ in places}
     hidden = {*_list_index_columns(schema), (EMPTY,)}
     new = [path for path in _list_columns(fields, known) if path not in known and path not in hidden]
     _add_new(result, new, fields, separator, where)
     result.table = select_keys(table, keys, where)
-    for path, key in _list_places(result.table):
+    for path, key in places if keys is None and not new else _list_places(result.table):
         if path in fields:  # else its entry is dropped
             result.fields[path] = fields[path]
             result.keys.setdefault(path, key)

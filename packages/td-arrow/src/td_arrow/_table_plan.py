@@ -36,6 +36,8 @@ class Tensors:
 
     def get(self, path: Path) -> str:
         """Return the choice of a key path, of a level above it, or the default."""
+        if len(self._choices) == 1:
+            return self._choices[None]
         found = (self._choices.get(path[:length]) for length in range(len(path), 0, -1))
         return next(filter(None, found), self._choices[None])
 
@@ -98,16 +100,16 @@ class TablePlan:
             names = (*names[: _MOST_LEVELS - 1], ".".join(names[_MOST_LEVELS - 1 :]))
         # UTF-8 cannot store a surrogate without its pair.
         names = tuple(name.encode("utf-8", "backslashreplace").decode() for name in names)
-        while (
-            names in self.columns
-            or names in self._levels
-            or any(names[:length] in self.columns for length in range(1, len(names)))
-        ):
+        while names in self.columns or names in self._levels or self._has_column_above(names):
             names = (f"{names[0]}#", *names[1:])
         self._order[names] = (*self.place, len(self.columns))
-        self._levels.update(names[:length] for length in range(1, len(names)))
+        for length in range(1, len(names)):
+            self._levels.add(names[:length])
         self.columns[names] = cells, cells.array.null_count > 0 if nullable is None else nullable
         return list(names)
+
+    def _has_column_above(self, names: Path) -> bool:
+        return len(names) > 1 and any(names[:length] in self.columns for length in range(1, len(names)))
 
     def show(self, keys: Path, row: int) -> str:
         """Return the beginning of a message about a row of an entry."""

@@ -194,13 +194,14 @@ class _Writer(TablePlan):
         if leaf.is_nested:
             jagged = self._make_jagged(leaf, keys) if len(self.lead) == 1 else None
             return None if jagged is None else {"column": self.add_column(path, jagged)}
-        if tuple(leaf.shape[: len(self.lead)]) != self.lead:
+        shape, dims = tuple(leaf.shape), len(self.lead)
+        lead, cell = shape[:dims], shape[dims:]
+        if lead != self.lead:
             return None
-        cell = tuple(leaf.shape[len(self.lead) :])
         if 0 in cell:
             return {"empty": list(cell), "dtype": str(leaf.dtype)}
-        valid, elements = self._take_mask(keys, leaf)
-        flat = leaf if len(self.lead) == 1 else leaf.reshape(self.rows, *cell)
+        valid, elements = self._take_mask(keys, leaf) if self.masks else (None, None)
+        flat = leaf if dims == 1 else leaf.reshape(self.rows, *cell)
         cells = make_cells(flat, self.tensors.get(keys), valid=valid, elements=elements)
         nullable = valid is not None or elements is not None
         return {"column": self.add_column(path, cells, nullable)}
