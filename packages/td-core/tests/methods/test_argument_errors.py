@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, lazy_stack, stack
+from td_core.errors import DimNamesError
 
 MASK = torch.zeros(6, 2, dtype=torch.bool)
 Call = Callable[[Any, Any], Any]
@@ -75,6 +76,14 @@ WRONG: dict[str, list[object]] = {
 }
 
 
+#: The arguments that may be names of dims, so that a wrong string is an unknown name.
+TAKE_NAMES = {
+    "split: dim", "chunk: dim", "tensor_split: dim", "unbind: dim", "permute: dims", "unflatten: dim", "transpose: dim0",
+    "transpose: dim1", "movedim: source", "gather: dim", "flip: dims", "rot90: dims", "narrow: dim", "cat: dim",
+    "to_lazystack: dim",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", [lambda td: td, lambda td: lazy_stack(td.unbind(0))], ids=["dense", "lazy"])
 @pytest.mark.parametrize("argument", CALLS)
 def test_call_shape_operation_wrong_type_names_operation_and_argument(
@@ -83,6 +92,13 @@ def test_call_shape_operation_wrong_type_names_operation_and_argument(
     call, accepted = CALLS[argument]
     data = kind(TensorDict({"x": torch.zeros(6, 2, 3)}, batch_size=[6, 2]))
     for wrong in WRONG[accepted]:
+        first = wrong[0] if isinstance(wrong, list) else wrong
+        if argument in TAKE_NAMES and isinstance(first, str):
+            with pytest.raises(
+                DimNamesError, match=rf"^{argument.partition(':')[0]}: no batch dim is named '{first}'"
+            ):
+                call(data, wrong)
+            continue
         with pytest.raises(TypeError, match=rf"^{argument} .*; got ") as error:
             call(data, wrong)
         assert "operand" not in str(error.value)
