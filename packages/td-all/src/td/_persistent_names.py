@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,14 +11,15 @@ import torch
 import td
 import td_hdf5
 
-try:
-    from td_zarr import ZarrTensorDict as _Group
-except ModuleNotFoundError:  # then no collection is one
-    _Group = td_hdf5.PersistentTensorDict  # type: ignore[assignment,misc]
-
 __all__ = ["PersistentTensorDict"]
 
 _BACKENDS = ("h5", "zarr")
+
+_KINDS: list[type] = [td_hdf5.PersistentTensorDict]
+with suppress(ModuleNotFoundError):  # then no collection is a group
+    from td_zarr import ZarrTensorDict
+
+    _KINDS.append(ZarrTensorDict)
 
 
 class _AnyBackend(type):
@@ -28,7 +30,7 @@ class _AnyBackend(type):
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         if cls is PersistentTensorDict:
-            return issubclass(subclass, (td_hdf5.PersistentTensorDict, _Group))
+            return issubclass(subclass, tuple(_KINDS))
         return super().__subclasscheck__(subclass)
 
     def __call__(cls, *, backend: str = "h5", **options: Any) -> Any:
@@ -41,15 +43,19 @@ class _AnyBackend(type):
 class PersistentTensorDict(td_hdf5.PersistentTensorDict, metaclass=_AnyBackend):
     """An HDF5 file or a Zarr group as a collection, see :class:`td_hdf5.PersistentTensorDict`; ``backend`` chooses."""
 
-    @classmethod
-    def from_dict(  # type: ignore[override]
-        cls, input_dict: Any, filename: str | os.PathLike[str], *, backend: str = "h5", **options: Any
-    ) -> Any:
-        """Save a dict or collection as an HDF5 file or Zarr group, and return it opened for writing."""
-        _check_backend(backend)
-        if backend == "h5":
-            return td_hdf5.PersistentTensorDict.from_dict(input_dict, filename, **options)
-        return _save_group(input_dict, filename, **options)
+
+def _save(
+    cls: Any, /, input_dict: Any, filename: str | os.PathLike[str], *, backend: str = "h5", **options: Any
+) -> Any:
+    """Save a dict or collection as an HDF5 file or Zarr group, and return it opened for writing."""
+    _check_backend(backend)
+    if backend == "h5":
+        return td_hdf5.PersistentTensorDict.from_dict(input_dict, filename, **options)
+    return _save_group(input_dict, filename, **options)
+
+
+_named: Any = PersistentTensorDict
+_named.from_dict = classmethod(_save)
 
 
 def _check_backend(backend: str) -> None:

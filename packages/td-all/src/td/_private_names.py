@@ -347,7 +347,8 @@ def add_private_members() -> None:
     base.values = _list_members(base.values, lambda pair: pair[1])
     base.items = _list_members(base.items, lambda pair: pair)
     td.TensorDict._new_unsafe = classmethod(make)  # type: ignore[attr-defined]
-    td.TensorDictParams._param_td = property(get_parameters)  # type: ignore[attr-defined]
+    params: Any = td.TensorDictParams
+    params._param_td = property(get_parameters)
     classes: list[Any] = [td.TensorClass, td.NonTensorDataBase]
     for cls in classes:
         cls._from_tensordict = classmethod(wrap)
