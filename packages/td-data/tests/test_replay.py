@@ -523,3 +523,17 @@ def test_r10_rows_are_copied_to_the_device_of_the_storage(device: torch.device) 
     buffer = ReplayBuffer(make_rows(0, 10).to(device))
     buffer.extend(make_rows(0, 4))
     assert buffer.sample(3).to("cpu")["number"].device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "change", [lambda rows: rows.exclude("task"), lambda rows: rows.set("more", ["c", "d"])]
+)
+def test_r2_rows_with_other_values_are_refused_before_a_write(change: Any) -> None:
+    pytest.importorskip("td_tensorclass")
+    rows = TensorDict({"x": torch.arange(2), "task": ["a", "b"]}, [2])
+    buffer = ReplayBuffer(4)
+    buffer.extend(rows)
+    with pytest.raises(KeyMismatchError, match="'task'|'more'"):
+        buffer.extend(change(rows.clone()))
+    assert buffer.write_count == 2
+    assert [buffer[i]["task"] for i in range(2)] == ["a", "b"]

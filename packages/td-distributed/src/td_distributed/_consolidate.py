@@ -32,7 +32,6 @@ from td_core.spi import (
     wait_for,
 )
 from td_core.typing import DeviceType, ObjectLocation, Range
-from td_store.arrays import upload
 
 from . import _consolidated_file, _storage
 from ._consolidated_backend import CollectionT, ConsolidatedBackend, attach_backend, get_backend, set_devices
@@ -326,6 +325,8 @@ def save_file(
     if not isinstance(location, ObjectLocation):
         _consolidate(data, replace(options, filename=location))
         return data
+    from td_store.arrays import upload  # it loads xxhash, which the import of td-core must not
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "consolidated")
         _consolidate(data, replace(options, filename=path))

@@ -12,7 +12,7 @@ from .._torch.private import without_torch_function
 from .._tree.node import Core
 from .._tree.stored_leaves import index_leaves, is_stored
 from .._tree.walks import list_holders, walk
-from ..errors import StructureError
+from ..errors import KeyMismatchError, StructureError
 from .check import describe_leaf
 from .pair import as_plain
 from .run import copy_all
@@ -39,6 +39,10 @@ def check_rows(storage: Core, rows: Core) -> None:
     right: list[Tensor] = []
     try:
         storage._zip_leaves(rows, left, right)
+        for key in {*storage.keys(True)} ^ {*rows.keys(True)}:  # of a value, which has no leaf
+            raise KeyMismatchError(
+                f"only the {'rows' if key in rows.keys(True) else 'other rows'} have the key {key!r}"
+            )
     except StructureError:
         sizes = storage.batch_size[0], rows.batch_size[0]
         if sizes[0] == sizes[1] or (_has_rows(storage) and _has_rows(rows)):
