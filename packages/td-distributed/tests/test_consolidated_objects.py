@@ -34,7 +34,7 @@ def test_save_writes_the_bytes_of_a_file(tmp_path: Path) -> None:
 
 
 def test_load_reads_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("td_distributed._consolidate._PART", 100_000)
+    monkeypatch.setattr("td_distributed._consolidated_objects._PART", 100_000)
     store = save()
     store.log.clear()
     loaded = td_core.load(store, format="consolidated")

@@ -7,7 +7,6 @@ leaf in place writes the storage.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-import td_core
 from td_core import TensorCollection
-from td_core.errors import FormatError, StructureError
+from td_core.errors import StructureError
 from td_core.spi import (
     Encoded,
     as_device,
@@ -31,14 +29,11 @@ from td_core.spi import (
     run_in_background,
     wait_for,
 )
-from td_core.typing import DeviceType, ObjectLocation, Range
+from td_core.typing import DeviceType
 
 from . import _consolidated_file, _storage
 from ._consolidated_backend import CollectionT, ConsolidatedBackend, attach_backend, get_backend, set_devices
 from ._memory import allocate, make_vector
-
-#: An object is read in parts of this many bytes, so many bytes at the same time.
-_PART, _TOGETHER = 1 << 23, 1 << 28
 
 
 @dataclass(frozen=True)
@@ -310,68 +305,3 @@ def from_buffer(buffer: Tensor) -> TensorCollection:
     buffer = buffer.contiguous()
     tree, _ = _consolidated_file.parse(buffer, "the buffer")
     return attach_backend(tree, ConsolidatedBackend(buffer))
-
-
-def save_file(
-    data: TensorCollection,
-    location: Path | ObjectLocation,
-    *,
-    num_threads: int = 0,
-    durable: bool = False,
-    checksums: bool = False,
-) -> TensorCollection:
-    """Save a collection to a consolidated file, also in an object store; the options are those of ``consolidate``."""
-    options = ConsolidateOptions(num_threads=num_threads, durable=durable, checksums=checksums)
-    if not isinstance(location, ObjectLocation):
-        _consolidate(data, replace(options, filename=location))
-        return data
-    from td_store.arrays import upload  # it loads xxhash, which the import of td-core must not
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "consolidated")
-        _consolidate(data, replace(options, filename=path))
-        with path.open("rb") as file:
-            upload(location.store, file)
-    return data
-
-
-def load_file(location: Path | ObjectLocation, *, verify: bool = False) -> TensorCollection:
-    """Load a consolidated file; see ``from_consolidated``. One in an object store is read."""
-    if not isinstance(location, ObjectLocation):
-        return from_consolidated(location, verify=verify)
-    tree, storage = _consolidated_file.parse(_read_object(location), location.where, verify=verify)
-    return attach_backend(tree, ConsolidatedBackend(storage))
-
-
-def _read_object(location: ObjectLocation) -> Tensor:
-    """Return the bytes of an object, which are read in parts."""
-    if location.first is None:
-        raise FileNotFoundError(f"no consolidated file at {location.where}")
-    info, _ = location.first
-    if info.size < 8:
-        raise FormatError(f"{location.where} is too short for a consolidated file: {info.size} bytes")
-    data = torch.empty(info.size, dtype=torch.uint8, device="cpu")
-    for begin in range(0, info.size, _TOGETHER):
-        end = min(begin + _TOGETHER, info.size)
-        starts = range(begin, end, _PART)
-        ranges = [Range("", start, min(start + _PART, end), info.stamp) for start in starts]
-        for start, part in zip(starts, location.store.read(ranges), strict=True):
-            data[start : start + len(part)] = make_vector(part)
-    return data
-
-
-def verify_file(location: Path | ObjectLocation) -> td_core.Report:
-    """Check the structure of a consolidated file, and the hash of its storage if that was recorded (``checksums=True``)."""
-    hashed, problems = 0, []
-    name = location.where if isinstance(location, ObjectLocation) else location.name
-    try:
-        if isinstance(location, ObjectLocation):
-            data = _read_object(location)
-            hashed = _consolidated_file.count_hashes_in(data, name)
-            _consolidated_file.parse(data, name, verify=True)
-        else:
-            hashed = _consolidated_file.count_hashes(location)
-            _consolidated_file.read(location, verify=True)
-    except FormatError as error:
-        problems.append(td_core.Problem(name, "damaged", str(error)))
-    return td_core.Report(str(location), 1, hashed, problems)

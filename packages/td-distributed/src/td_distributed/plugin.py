@@ -27,9 +27,9 @@ class ConsolidatedFormat(Serializer):
     name = "consolidated"
     reads_objects = True  # if format= names it: a first part does not tell what an object ends with
 
-    save = LazyFunction(__package__, "._consolidate", "save_file")
-    load = LazyFunction(__package__, "._consolidate", "load_file")
-    verify = LazyFunction(__package__, "._consolidate", "verify_file")
+    save = LazyFunction(__package__, "._consolidated_objects", "save_file")
+    load = LazyFunction(__package__, "._consolidated_objects", "load_file")
+    verify = LazyFunction(__package__, "._consolidated_objects", "verify_file")
 
     def detect(self, location: object, head: bytes) -> bool:
         """Return True for a file that ends with a structure and its length."""
