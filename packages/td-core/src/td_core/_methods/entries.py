@@ -394,11 +394,9 @@ class EntryMixin(Core):
             TypeError: the collection has no batch dims. With a length of 0, ``torch.tensor`` would convert a list of
                 such collections to an empty tensor.
         """
-        if batch_size := self.batch_size:
-            return batch_size[0]
-        if RULES.follows_tensordict:
-            return 0
-        raise missing_length_error(self)
+        if not self.batch_size and not RULES.follows_tensordict:
+            raise missing_length_error(self)
+        return self.batch_size[0] if self.batch_size else 0
 
     def __iter__(self) -> Iterator[Self]:
         """Iterate over the slices along the first batch dim.

@@ -130,9 +130,9 @@ class UpdateMixin(Core):
         >>> td.update_({"a": torch.ones(2)})["a"]
         tensor([1., 1.])
         """
-        if input_dict_or_td is self and keys_to_update is None and not kwargs:
-            return self
-        if keys_to_update is not None or kwargs or not try_copy_whole(self, input_dict_or_td, non_blocking):
+        if (keys_to_update is not None or kwargs) or not (
+            input_dict_or_td is self or try_copy_whole(self, input_dict_or_td, non_blocking)
+        ):
             update_in_place(self, input_dict_or_td, kwargs, keys_to_update, non_blocking)
         return self
 
