@@ -47,21 +47,22 @@ class SqliteStore:
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         """Return the bytes of each range."""
         found = []
-        for item, info in zip(ranges, self.stat([item.name for item in ranges]), strict=True):
-            if info is None:
-                raise FileNotFoundError(f"{self.where}: there is no object {item.name!r}")
-            start = item.start if item.start >= 0 else info.size + item.start
-            stop = info.size if item.stop is None else item.stop
-            why = "is truncated" if item.stamp in (None, info.stamp) else "was replaced"
-            if why == "was replaced" or not 0 <= start <= stop <= info.size:
-                raise FormatError(f"{self.where}: the object {item.name!r} {why}")
-            found.append((start + 1, stop - start, self._place(item.name), info.stamp))
-        query = "SELECT substr(content, ?, ?) FROM objects WHERE name = ? AND stamp = ?"
+        size, part = "SELECT length(content), stamp FROM objects", "SELECT substr(content, ?, ?) FROM objects"
         with self._connect() as db:
-            rows = [db.execute(query, row).fetchone() for row in found]
-        if None in rows:
-            raise FormatError(f"{self.where}: an object was replaced while it was read")
-        return [memoryview(row[0] or b"") for row in rows]
+            db.execute("BEGIN")  # all ranges are of one state
+            for item in ranges:
+                place = self._place(item.name)
+                row = db.execute(f"{size} WHERE name = ?", [place]).fetchone()
+                if row is None:
+                    raise FileNotFoundError(f"{self.where}: there is no object {item.name!r}")
+                start = item.start if item.start >= 0 else row[0] + item.start
+                stop = row[0] if item.stop is None else item.stop
+                why = "is truncated" if item.stamp in (None, row[1]) else "was replaced"
+                if why == "was replaced" or not 0 <= start <= stop <= row[0]:
+                    raise FormatError(f"{self.where}: the object {item.name!r} {why}")
+                content = db.execute(f"{part} WHERE name = ?", [start + 1, stop - start, place]).fetchone()
+                found.append(memoryview(content[0] or b""))
+        return found
 
     def write(self, name: str, content: Iterable[Any], *, create: bool = False) -> ObjectInfo:
         """Write an object in one transaction."""

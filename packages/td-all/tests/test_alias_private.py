@@ -244,6 +244,11 @@ def test_name_of_missing_package_imports_and_names_it_when_used(tmp_path):
 import sys
 from importlib import import_module
 sys.modules.update(td_safetensors=None, td_hdf5=None, td_zarr=None, td_arrow=None, td_redis=None)
+for name, module in [*sys.modules.items()]:  # the names that the star import has found
+    if name == "td._persistent_names":
+        del sys.modules[name]
+    elif name.partition(".")[0] == "tensordict":
+        [vars(module).pop(each, None) for each in module.__all__]
 def find(name):
     module, _, item = name.rpartition(".")
     return getattr(import_module(module), item)

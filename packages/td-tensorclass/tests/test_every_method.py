@@ -249,7 +249,7 @@ def to_plain_objects(value: Any) -> Any:
     if isinstance(value, TensorCollection):
         return (tuple(value.batch_size), value.tolist())
     if isinstance(value, Tensor):
-        return (value.dtype, value.tolist())
+        return (value.dtype, repr(value.tolist()))  # as text, since NaN differs from itself
     if isinstance(value, np.ndarray):
         return (str(value.dtype), repr(value))
     if isinstance(value, Description):  # the title names the class

@@ -30,7 +30,7 @@ TORCH_NAME = {f"{row.name}_": row.kernel or row.functions[0] for row in INPLACE}
 
 @pytest.mark.parametrize("name", UNARY_INPLACE)
 def test_unary_inplace_each_name_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
-    expected = {key: getattr(torch, name[:-1])(leaf) for key, leaf in td.items(True, True)}
+    expected = {key: getattr(torch, name[:-1])(leaf).to(leaf.dtype) for key, leaf in td.items(True, True)}
     before = td._leaves()
     assert getattr(td, name)() is td
     assert_leaves_equal(td, expected)

@@ -127,9 +127,11 @@ def _read_source(
 ) -> RedisSource:
     try:
         dtype = STORABLE[row[b"dtype"].decode()]
-        shape: Any = read_shape(json.loads(row[b"shape"]), dtype.itemsize)
+        shape: Any = read_shape(parse_json(row[b"shape"], connection.where), dtype.itemsize)
         if row.get(b"homogeneous") == b"0":  # members of other shapes, one after the other
-            shape = [sum(math.prod(read_shape(each)) for each in json.loads(row[b"shapes"]))]
+            shape = [
+                sum(math.prod(read_shape(each)) for each in parse_json(row[b"shapes"], connection.where))
+            ]
     except (LookupError, TypeError, ValueError) as error:
         raise FormatError(
             f"{connection.where}: the metadata of the array {name!r} is damaged: {row!r:.200}"
@@ -145,7 +147,7 @@ class _Foreign:
     ) -> None:
         self.where, self.places = where, dict[int, Any]()
         self.dim = None if facts["__type__"] is None else int(facts["__stack_dim__"])
-        size = json.loads(facts["__batch_size__" if self.dim is None else "__inner_batch_size__"])
+        size = parse_json(facts["__batch_size__" if self.dim is None else "__inner_batch_size__"], where)
         self.members = [
             TensorDict({}, size) for _ in range(1 if self.dim is None else int(facts["__count__"]))
         ]
@@ -154,7 +156,7 @@ class _Foreign:
             if self.dim is not None:
                 shapes = [source.shape[1:]] * len(self.members)
                 if rows[name].get(b"homogeneous") == b"0":
-                    shapes = json.loads(rows[name][b"shapes"])
+                    shapes = parse_json(rows[name][b"shapes"], where)
             for i, (member, shape) in enumerate(zip(self.members, shapes, strict=True)):
                 leaf = torch.empty(tuple(shape), dtype=source.dtype, device="meta")
                 member.set(tuple(name.split(".")), leaf)
@@ -170,7 +172,7 @@ class _Foreign:
             raise FormatError(
                 f"{self.where}: {show_path(path)} is a pickle, which can run any code: pass allow_pickle=True if you trust it"
             )
-        value = pickle.loads(text) if encoding == b"pickle" else json.loads(text)
+        value = pickle.loads(text) if encoding == b"pickle" else parse_json(text, self.where)
         for member in self.members:
             if encoding == b"json_array" and member.batch_size[:1] == (len(value),):
                 member.set(
