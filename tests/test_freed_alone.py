@@ -86,11 +86,12 @@ KINDS: dict[str, Callable[[str, Any], Any]] = {
     ).memmap(where),
 }
 
-#: Methods that need another process, an accelerator or pandas; other files test them.
+#: Methods that need another process, a server, an accelerator or pandas; other files test them.
 EXCLUDED = {
     "all_gather", "all_reduce", "broadcast", "complex32", "cuda", "from_pandas", "from_remote_init", "gather_and_stack",
     "init_remote", "irecv", "isend", "map", "map_iter", "pin_memory", "pin_memory_", "qint32", "qint8",
     "quint4x2", "quint8", "record_stream", "recv", "reduce", "scatter", "send", "to_pandas",
+    "to_store",
 }  # fmt: skip
 
 #: Names that a TensorDictParams inherits from nn.Module.

@@ -37,6 +37,13 @@ PROMISES = {
     ],
     '`wire="reference"`': ["test_recv_cut_reference_message_keeps_what_did_not_arrive"],
     "Values travel by the same serializers": ["test_codec_split_unregistered_type_raises_with_path"],
+    "Headers and metadata from a URL": ["test_replaced_object_of_server_without_ranges_is_read_again"],
+    "Options, passwords and queries": ["test_secret_is_nowhere", "test_pickle_has_no_secrets_and_reopen_gives_them_back"],
+    "A redirect to another host": [
+        "test_redirect_to_other_host_drops_credentials", "test_redirect_with_obstore_drops_credentials",
+    ],
+    "A URL that begins with": ["test_write_without_encryption_needs_permission"],
+    "A cache removes only": ["test_directory_with_other_files_is_refused"],
     "A message never proposes": ["test_message_about_package_named_in_a_file_proposes_no_install"],
     "The names of this project": ["test_message_about_missing_sibling_names_a_checkout"],
 }  # fmt: skip

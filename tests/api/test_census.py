@@ -70,7 +70,7 @@ def test_page_lists_each_name_of_torch() -> None:
 def is_row_true(name: str) -> bool:
     """Return True if a row says what exists, with a reason and a line for what does not."""
     row = ROWS[name]
-    if (name in METHODS and row.method is not hasattr(TensorDict, name)) or (
+    if (name in METHODS and row.method is not (name in dir(TensorDict))) or (
         name in FUNCTIONS and row.function is not (getattr(torch, name) in TABLE)
     ):
         return False

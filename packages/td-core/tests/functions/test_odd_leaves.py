@@ -132,5 +132,5 @@ def test_uninitialized_leaves_are_kept_and_printed():
         level.exp()
     net(torch.ones(2, 4))
     assert params["0", "weight"] is net[0].weight and net[0].weight.shape == (3, 4)
-    assert repr(level) == "TensorDict(batch_size=[], fields={bias: f32[3], weight: f32[3,4]})"
+    assert repr(level) == "TensorDict(batch_size=[], fields={weight: f32[3,4], bias: f32[3]})"
     assert [name for name, _ in params.named_buffers()] == buffers

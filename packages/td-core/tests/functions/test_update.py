@@ -497,6 +497,8 @@ class TestLenientUpdate:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("name", SOURCES)
     def test_update_in_place_skips_entries_target_lacks(self, name: str, kind: str, method: str) -> None:
+        if name == "value":
+            pytest.importorskip("td_tensorclass")
         source, expected = self.SOURCES[name]
         target = self.KINDS[kind](TensorDict(a=torch.zeros(2), n={"b": torch.zeros(2)}))
         given = source
@@ -511,6 +513,8 @@ class TestLenientUpdate:
 
     @pytest.mark.parametrize("source", [{"z": torch.ones(2)}, {"n": {"z": torch.ones(2)}}, {"z": "hello"}])
     def test_update_in_place_without_a_common_entry_raises(self, source: dict[str, Any]) -> None:
+        if "z" in source and not isinstance(source["z"], torch.Tensor):
+            pytest.importorskip("td_tensorclass")
         target = TensorDict(a=torch.zeros(2), n={"b": torch.zeros(2)})
         with pytest.raises(KeyPathError, match="key 'z' not found"):
             target.update_(TensorDict(source))
