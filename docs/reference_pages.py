@@ -23,6 +23,7 @@ GROUPS = {
     "Selecting": "SelectMixin",
     "Pointwise operations": "PointwiseMixin",
     "Reductions": "ReductionMixin",
+    "Along dims": "AlongMixin",
     "Dtypes, copies and gradients": "DtypeMixin CastingMixin",
     "Devices": "DeviceMixin",
     "Functions of leaves": "ApplyMixin ParallelMixin",
