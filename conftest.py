@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect tests that another environment runs, and expect failures of the oldest dependencies.
 
     Tests marked ``once`` run in the folders of ``TD_ONCE_TESTS_IN``, or everywhere without the variable. Of the folders
-    ``TD_SAMPLE_TESTS_OF``, a quarter runs, chosen by the names of the tests, and all tests of files that name plugins or a
+    ``TD_SAMPLE_TESTS_OF``, a third runs, chosen by the names of the tests, and all tests of files that name plugins or a
     package beside their own and td_core. Tests listed in the file ``TD_EXPECTED_FAILURES`` must fail.
     """
     if path := os.environ.get("TD_EXPECTED_FAILURES"):
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "TD_ONCE_TESTS_IN" in os.environ and item.get_closest_marker("once") is not None:
             return any(map(item.path.is_relative_to, once))
         if any(map(item.path.is_relative_to, sampled)) and not names_plugins(item.path):
-            return zlib.crc32(item.nodeid.encode()) % 4 == 0
+            return zlib.crc32(item.nodeid.encode()) % 3 == 0
         return True
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
