@@ -42,7 +42,7 @@ from ._options import MemmapOptions
 from ._plan import Plan
 from ._save import plan_save
 from ._save_files import find_save_files
-from ._shapes import Shape, element_count, make_empty, reshape_flat
+from ._shapes import Shape, check_size, element_count, make_empty, reshape_flat
 from ._tensor import Place
 
 if TYPE_CHECKING:
@@ -524,9 +524,7 @@ class _ArchiveReader(Reader):
         if not nbytes:
             return make_empty(dtype, shape)
         info = self.tree.find((*parts, name))
-        if info is None or info.file_size < nbytes:
-            result, wanted = None if info is None else info.file_size, f"at least {nbytes} bytes"
-            raise FormatError(f"{self.tree.show(parts, name)}: the size is {result}, expected {wanted}")
+        check_size(self.tree.show(parts, name), None if info is None else info.file_size, nbytes)
         writes = self.options.mode == "r+"
         if info.compress_type != zipfile.ZIP_STORED:
             if writes:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core.errors import FormatError
 from td_core.spi import make_reporter, run_in_background, run_parallel
 from td_core.typing import NestedKey, ObjectLocation, ObjectStore
 from td_store import StoredTensor
@@ -31,7 +30,7 @@ from ._options import MemmapOptions
 from ._plan import LeafFile, Plan
 from ._save import plan_save
 from ._save_files import find_save_files
-from ._shapes import Shape, element_count, make_empty, reshape_flat
+from ._shapes import Shape, check_size, element_count, make_empty, reshape_flat
 
 #: The most objects that are written at the same time.
 _TOGETHER = 16
@@ -59,11 +58,7 @@ class _ObjectReader(Reader):
         if not nbytes:
             return make_empty(dtype, shape)
         status = self.tree.stat(parts, name)
-        if status is None or status.st_size < nbytes:
-            found = None if status is None else status.st_size
-            raise FormatError(
-                f"{self.tree.show(parts, name)}: the size is {found}, expected at least {nbytes} bytes"
-            )
+        check_size(self.tree.show(parts, name), None if status is None else status.st_size, nbytes)
         place, count = self.tree.find_content(parts, name), nbytes // dtype.itemsize
         if place is None:
             content = bytearray(self.tree.read(parts, name, status.st_size))

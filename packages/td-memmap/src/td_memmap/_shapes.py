@@ -9,6 +9,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
+from td_core.errors import FormatError
 from td_core.spi import make_nested_view
 
 #: Sizes or, for a nested tensor, a (components, dims) int64 table.
@@ -20,6 +21,12 @@ def element_count(shape: Shape) -> int:
     if isinstance(shape, Tensor):
         return sum(math.prod(row) for row in shape.tolist())
     return math.prod(shape)
+
+
+def check_size(where: str, size: int | None, nbytes: int) -> None:
+    """Raise FormatError if a file is missing, which has the size None, or is shorter than its elements."""
+    if size is None or size < nbytes:
+        raise FormatError(f"{where}: the size is {size}, expected at least {nbytes} bytes")
 
 
 def reshape_flat(flat: Tensor, shape: Shape) -> Tensor:

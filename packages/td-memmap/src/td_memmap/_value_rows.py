@@ -26,6 +26,7 @@ from td_core.spi import join_value, parse_json, split_value
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree, Parts
+from ._shapes import check_size
 
 #: First bytes of a heap; no slot has the byte 0.
 MAGIC = b"tdheap1\n"
@@ -210,10 +211,7 @@ def describe_rows(number: int, heap_size: int) -> dict[str, int]:
 def read_slots(tree: DirectoryTree, parts: Parts, name: str, count: int) -> Slots:
     """Return the slots in a file; raise FormatError if it is missing or too short."""
     content = read_row_file(tree, parts, name)
-    if len(content) < count * SLOT:
-        raise FormatError(
-            f"{tree.show(parts, name)}: the size is {len(content)}, expected at least {count * SLOT} bytes"
-        )
+    check_size(tree.show(parts, name), len(content), count * SLOT)
     return np.frombuffer(content, "<u8", count)
 
 
@@ -257,11 +255,7 @@ class SavedRows:
             _fs.set_time(heap)
         slots, opened = self.tree.open((), slots_name, writable=True)
         with _fs.closing(slots):
-            if opened.st_size < self.count * SLOT:
-                raise FormatError(
-                    f"{self.tree.show((), slots_name)}: the size is {opened.st_size}, expected at least "
-                    f"{self.count * SLOT} bytes"
-                )
+            check_size(self.tree.show((), slots_name), opened.st_size, self.count * SLOT)
             # Elements of an aligned array are stored in one instruction, so that no reader sees a part of a slot.
             mapped = np.frombuffer(mmap.mmap(slots, self.count * SLOT), "<u8")
             mapped[np.array(places)] = words
