@@ -263,7 +263,7 @@ def _absent(module: str, name: str) -> str:
 def install_as_tensordict() -> None:
     r"""Make ``import tensordict`` and the imports of its documented submodules return td, in this process.
 
-    Programs written for tensordict then run unchanged, and its pickles load, also with
+    Programs written for tensordict then run, and its pickles load, also with
     ``torch.load(weights_only=True)`` if they contain no user-defined class. Call it before anything imports
     ``tensordict``; calling it again is a no-op. ``tensordict.__version__`` is the release whose interface td follows.
     Afterwards collections count as mappings, see :func:`td_core.count_as_mapping`, and have a length of 0 without batch dims.
