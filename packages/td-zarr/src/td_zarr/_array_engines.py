@@ -11,6 +11,7 @@ import errno
 import inspect
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -136,9 +137,11 @@ class FastArray:
             try:
                 return future.result()
             except ValueError as error:
-                if not str(error).startswith("NOT_FOUND"):
-                    raise
-                raise FormatError(str(error)) from error
+                if str(error).startswith("NOT_FOUND"):
+                    raise FormatError(str(error)) from error
+                if number := re.search(r"os_error_code='(\d+)'", str(error)):
+                    raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+                raise
 
 
 class SlowArray:
