@@ -9,8 +9,6 @@ from typing import Any
 from td_core.spi import RULES
 from td_core.typing import DeviceType, NestedKey, Progress
 
-__all__ = ["LoadMemmapOptions", "MemmapOptions"]
-
 
 @dataclass(frozen=True, eq=False)
 class MemmapOptions:

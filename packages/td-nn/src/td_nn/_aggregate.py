@@ -9,8 +9,6 @@ from typing import Any, ClassVar, TypeVar
 
 from ._switches import ModuleSwitch, _is_on
 
-__all__ = ["composite_lp_aggregate", "set_composite_lp_aggregate"]
-
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
 

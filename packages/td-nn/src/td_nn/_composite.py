@@ -19,8 +19,6 @@ from ._module import missing_keys, show_missing
 from ._module_keys import Key, store_outputs
 from .module_errors import MissingKeyError, ModuleKeysError
 
-__all__ = ["CompositeDistribution", "add_suffix", "rename_components"]
-
 NO_SHAPE = torch.Size()
 
 #: Log-probabilities or entropies of a component: a collection if the component is a composite.

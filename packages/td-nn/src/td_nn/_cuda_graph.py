@@ -26,8 +26,6 @@ from ._interaction import interaction_type
 from ._module_base import show_module
 from ._module_keys import Key, as_keys, has_key
 
-__all__ = ["CudaGraphModule"]
-
 #: Copy tensors into others, none of which overlap or require gradients.
 _copy_each: Callable[..., object] = foreach_kernel("copy_") or copy_all
 

@@ -14,8 +14,6 @@ from ._module_base import show_module
 from ._module_keys import SINK, Key, as_keys, is_provided, is_related
 from .module_errors import show_step, show_steps
 
-__all__ = ["FlowReport", "check_flow", "draw_flow", "show_flow"]
-
 
 class Member(NamedTuple):
     """A module that a sequence runs, directly or in a nested sequence."""

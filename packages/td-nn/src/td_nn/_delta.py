@@ -9,8 +9,6 @@ from torch import Tensor
 from torch import distributions as dist
 from torch.distributions import constraints
 
-__all__ = ["Delta"]
-
 
 class Delta(dist.Distribution):
     """A distribution whose samples all equal ``param``.

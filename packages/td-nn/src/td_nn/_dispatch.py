@@ -18,8 +18,6 @@ from ._module_keys import SINK, Key, as_keys, has_key, join_key
 from ._switches import STATE
 from .module_errors import MissingKeyError
 
-__all__ = ["dispatch"]
-
 FnT = TypeVar("FnT", bound=Callable[..., object])
 NO_SIZE = torch.Size()
 

@@ -12,8 +12,6 @@ from torch import nn
 
 from ._interaction import InteractionType
 
-__all__ = ["average_draws", "compute_deterministic_value", "draw", "rsample", "take_value"]
-
 #: The torch distributions whose deterministic value is the mode; the others use the mean.
 _BY_MODE = {
     dist.Bernoulli,

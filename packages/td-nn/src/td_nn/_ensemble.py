@@ -19,8 +19,6 @@ from ._dispatch import dispatch
 from ._module_base import ResultT, TensorDictModuleBase, show_module
 from ._module_keys import Key
 
-__all__ = ["EnsembleModule"]
-
 Randomness = Literal["error", "same", "different"]
 
 

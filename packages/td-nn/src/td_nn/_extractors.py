@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from ._mappings import mappings
 
-__all__ = ["AddStateIndependentNormalScale", "NormalParamExtractor"]
-
 
 class NormalParamExtractor(nn.Module):
     """Split the last dim of a tensor into a location and a positive scale.

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["as_generator", "draw_seed", "draw_with", "use_generator"]
-
 DrawnT = TypeVar("DrawnT")
 
 

@@ -15,8 +15,6 @@ from ._module_base import show_module
 from ._module_keys import Key
 from .module_errors import MissingKeyError
 
-__all__ = ["GraphInputs", "Place", "copy_inputs", "read_entries", "read_inputs"]
-
 #: Location of an input: the key path of an entry, or the position of a leaf among the other arguments.
 Place = tuple[str, ...] | int
 

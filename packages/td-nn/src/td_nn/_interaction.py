@@ -6,8 +6,6 @@ import enum
 
 from ._switches import STATE, ModuleSwitch
 
-__all__ = ["InteractionType", "interaction_type", "set_interaction_type"]
-
 
 class InteractionType(str, enum.Enum):
     """The value of a distribution that a probabilistic module stores. Names are accepted in any case.

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["add_custom_mapping", "biased_softplus", "expln", "inv_softplus", "mappings"]
-
 Mapped = Callable[[Tensor], Tensor]
 NumberT = TypeVar("NumberT", float, Tensor)
 

@@ -18,8 +18,6 @@ from ._module_keys import SINK, FollowedKeys, Key, read_outputs, store_outputs
 from ._switches import STATE, has_outputs
 from .module_errors import MissingKeyError, ModuleKeysError, OutputError, note_place
 
-__all__ = ["TensorDictModule", "TensorDictModuleWrapper"]
-
 Inplace = bool | Literal["empty"] | None
 
 

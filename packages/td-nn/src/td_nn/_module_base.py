@@ -29,8 +29,6 @@ from .module_errors import SelectionError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["TensorDictModuleBase"]
-
 CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
 #: Type that a call with tensors returns: one value, or a tuple of several.

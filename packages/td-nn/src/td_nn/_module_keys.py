@@ -12,20 +12,6 @@ from td_core.typing import NestedKey
 
 from .module_errors import ModuleKeysError
 
-__all__ = [
-    "SINK",
-    "DeclaredKeys",
-    "FollowedKeys",
-    "Key",
-    "as_keys",
-    "has_key",
-    "is_provided",
-    "join_key",
-    "is_related",
-    "read_outputs",
-    "store_outputs",
-]
-
 #: A key in its shortest form: a string, or a tuple of at least two strings.
 Key = Union[str, tuple[str, ...]]  # noqa: UP007
 

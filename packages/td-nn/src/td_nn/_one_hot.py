@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch import distributions as dist
 from torch.distributions import constraints
 
-__all__ = ["OneHotCategorical", "rand_one_hot"]
-
 
 def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     """Draw one-hot vectors with given probabilities.

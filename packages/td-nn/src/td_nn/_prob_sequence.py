@@ -26,8 +26,6 @@ from ._switches import STATE
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ProbabilisticTensorDictSequential"]
-
 
 class ProbabilisticTensorDictSequential(TensorDictSequential):
     """A sequence of modules and :class:`ProbabilisticTensorDictModule`, which can be used as one distribution.

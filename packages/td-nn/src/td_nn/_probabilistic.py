@@ -28,8 +28,6 @@ from ._module_keys import SINK, Key, as_keys, is_related, read_outputs, store_ou
 from ._switches import STATE, has_outputs
 from .module_errors import MissingKeyError, ModuleKeysError, SelectionError, note_place
 
-__all__ = ["ProbabilisticTensorDictModule"]
-
 NO_SHAPE = torch.Size()
 
 

@@ -24,8 +24,6 @@ from .module_errors import MissingKeyError, OutputError, SelectionError, note_pl
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["TensorDictSequential"]
-
 #: A member of a sequence, a list of members, or a dict from names to members.
 Members = Union[Callable[..., object], Sequence[Callable[..., object]], Mapping[str, Callable[..., object]]]  # noqa: UP007
 

@@ -17,8 +17,6 @@ from td_core.spi import Switch
 
 from ._module_keys import SINK, Key, as_keys
 
-__all__ = ["set_skip_existing", "skip_existing"]
-
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
 

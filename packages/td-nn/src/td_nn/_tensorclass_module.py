@@ -13,8 +13,6 @@ from ._dispatch import dispatch
 from ._module_base import TensorDictModuleBase
 from ._module_keys import Key, store_outputs
 
-__all__ = ["TensorClassModuleBase", "TensorClassModuleWrapper"]
-
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
 

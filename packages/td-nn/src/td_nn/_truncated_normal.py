@@ -18,8 +18,6 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all, lazy_property
 from torch.special import erfc, log_ndtr, ndtri
 
-__all__ = ["TruncatedNormal", "TruncatedStandardNormal"]
-
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
 _MIN_SCALE = 1e-6

@@ -14,8 +14,6 @@ from td_core.typing import NestedKey
 from ._module import TensorDictModule
 from ._module_base import TensorDictModuleBase
 
-__all__ = ["WrapModule", "as_tensordict_module"]
-
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
 

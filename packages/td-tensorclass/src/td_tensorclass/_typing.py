@@ -12,16 +12,6 @@ import torch
 
 from td_core.typing import BatchSize, DeviceType
 
-__all__ = [
-    "BatchSizeArgument",
-    "DeviceArgument",
-    "FieldsMeta",
-    "NamesArgument",
-    "dataclass_transform",
-    "shows",
-    "takes_keywords",
-]
-
 F = TypeVar("F")
 Given = TypeVar("Given")
 P = ParamSpec("P")
@@ -29,7 +19,7 @@ Read = TypeVar("Read")
 Result = TypeVar("Result")
 
 if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
+    from typing_extensions import dataclass_transform as dataclass_transform
 
     @dataclass_transform(field_specifiers=(dataclasses.field,))
     class FieldsMeta(ABCMeta):

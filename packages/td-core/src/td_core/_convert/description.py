@@ -22,8 +22,6 @@ from .._tree.shared_memory import group_overlapping
 from .._tree.views import list_foreign
 from .._tree.walks import expand, has_entries
 
-__all__ = ["Description", "DescriptionRow"]
-
 _COLUMNS = ("key", "dtype", "shape", "size", "share", "device", "memory")
 
 

@@ -38,11 +38,6 @@ from ..typing import BatchSize, DeviceType, DtypeLike, NestedKey
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "from_any", "from_dict", "from_list", "from_namedtuple", "from_pytree", "from_schema",
-    "from_struct_array", "from_tuple", "fromkeys", "make_tensordict",
-]  # fmt: skip
-
 PYTREE_TYPE = "_pytree_type"
 """Key under which :func:`from_pytree` stores the class of each container."""
 

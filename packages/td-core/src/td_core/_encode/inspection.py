@@ -9,8 +9,6 @@ from typing import Any
 from .._python.public_names import set_module
 from .._tree.walks import expand, visit
 
-__all__ = ["Problem", "Report", "Tree", "make_printable", "show_size"]
-
 _UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
 
 

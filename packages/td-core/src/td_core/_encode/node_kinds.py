@@ -33,10 +33,6 @@ from .records import Layout, Record
 #: One row of the table of an encoded tree, described in :class:`Encoded`; JSON can store it.
 Row = dict[str, Any]
 
-__all__ = [
-    "KINDS", "Encoded", "NodeKind", "NodeKinds", "encode", "sort_topologically",
-]  # fmt: skip
-
 
 @set_module("td_core.spi")
 @dataclass(frozen=True, slots=True)

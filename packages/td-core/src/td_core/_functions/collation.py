@@ -18,8 +18,6 @@ from ..errors import StructureError
 from ..typing import NestedKey
 from .joining import maybe_dense_stack
 
-__all__ = ["collate"]
-
 
 def collate(
     batch: Any,

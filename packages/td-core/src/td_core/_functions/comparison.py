@@ -20,8 +20,6 @@ from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 from .operands import pair_unset
 
-__all__ = ["assert_allclose_td", "assert_close"]
-
 
 def assert_close(
     actual: object,

@@ -17,8 +17,6 @@ from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 from .reductions import parse_dim
 
-__all__ = ["group_by", "isin", "remove_duplicates"]
-
 
 def group_by(tensordict: Core, key: NestedKey) -> tuple[Tensor | list[object], tuple[Any, ...]]:
     """Group rows along the first batch dim by an entry; return the distinct values and the rows of each.

@@ -20,8 +20,6 @@ from ..typing import NestedKey
 from .joining import cat, lazy_stack, stack_densely
 from .padding import get_largest_size, stack_padded
 
-__all__ = ["pad_sequence", "unpad_sequence"]
-
 MASKS = "masks"
 """Default key of the masks."""
 

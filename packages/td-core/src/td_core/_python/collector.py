@@ -6,8 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["pause_collector"]
-
 
 @contextmanager
 def pause_collector() -> Iterator[None]:

@@ -8,8 +8,6 @@ from typing import Any, SupportsIndex
 from .._torch.private import pytree as torch_pytree
 from .public_names import set_module
 
-__all__ = ["LinkedList"]
-
 
 @set_module("td_core")
 class LinkedList(list[Any]):

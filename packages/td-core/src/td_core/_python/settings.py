@@ -13,10 +13,6 @@ import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-__all__ = [
-    "get_defaults_to_none", "get_printoptions", "set_get_defaults_to_none", "set_printoptions",
-]  # fmt: skip
-
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
 _PRINT_OPTIONS: dict[str, object] = {

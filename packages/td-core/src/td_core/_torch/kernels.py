@@ -17,18 +17,6 @@ from torch.nn import Parameter
 
 from .private import foreach_kernel, functorch_level
 
-__all__ = [
-    "PLAIN",
-    "Op",
-    "expand_operands",
-    "foreach",
-    "is_all_plain",
-    "is_grad_needed",
-    "order_subclasses_first",
-    "make_op",
-    "is_grad_shared",
-]
-
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 #: The leaf types for which torch's fused kernels give the same results as a loop.

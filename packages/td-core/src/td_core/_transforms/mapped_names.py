@@ -16,8 +16,6 @@ from .._torch.private import functorch_level, get_mapped_dim, unmap
 from .._tree.node import Core
 from ..typing import Names
 
-__all__ = ["get_names_after", "get_names_before"]
-
 
 class Layout(NamedTuple):
     """Sizes and strides of a leaf, and its mapped dim ``at`` (None if none is mapped)."""
