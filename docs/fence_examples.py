@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from reference_names import ROLE
 
 #: A decorator of functions whose signature has the fields of a dataclass.
 DECLARED = re.compile(r"shows\(")
-ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 
 def markdown(text: str) -> str:
