@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, cast, overload
 
 import torch
@@ -152,7 +152,7 @@ class dispatch:  # noqa: N801  a decorator
                     f"the keyword {name} stands for two inputs, {taken[name]!r} and {key!r}; give a collection, or another "
                     "separator to dispatch"
                 )
-        size = _find_shared_size(values.values()) if self.auto_batch_size else NO_SIZE
+        size = share_dims([_size_of(value) for value in values.values()]) if self.auto_batch_size else NO_SIZE
         return TensorDict(values, batch_size=size), args[len(in_keys) :], kwargs
 
 
@@ -195,11 +195,6 @@ def unpack_outputs(result: object, tensordict: TensorDict, out_keys: Sequence[Ke
     return match[0] if len(match) == 1 else match
 
 
-def _find_shared_size(values: Iterable[object]) -> torch.Size:
-    """Return the leading dims that all values share; an object without a shape has no dims."""
-    return share_dims([_size_of(value) for value in values])
-
-
 def share_dims(sizes: Sequence[torch.Size]) -> torch.Size:
     """Return the leading dims that all sizes share."""
     if not sizes:
@@ -212,6 +207,7 @@ def share_dims(sizes: Sequence[torch.Size]) -> torch.Size:
 
 
 def _size_of(value: object) -> torch.Size:
+    """Return the size of a value; an object without a shape has no dims."""
     if not isinstance(value, (Tensor, TensorCollection)):
         return NO_SIZE
     if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:

@@ -180,35 +180,25 @@ def _transform_base(distribution: dist.TransformedDistribution, n_draws: int | N
     return value
 
 
-def _round_probs(distribution: dist.RelaxedBernoulli, n_draws: int | None) -> torch.Tensor:
-    return (distribution.probs > 0.5).to(distribution.probs.dtype)
-
-
 def _mark_argmax(distribution: dist.RelaxedOneHotCategorical, n_draws: int | None) -> torch.Tensor:
     logits = distribution.logits
     return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
 
 
-def _take_mode(distribution: dist.Distribution, n_draws: int | None) -> Any:
-    return distribution.mode
-
-
-def _take_mean(distribution: dist.Distribution, n_draws: int | None) -> Any:
-    return distribution.mean
-
-
 #: The function that computes the deterministic value of each torch class; it does not apply to subclasses.
 _RULES: dict[type[dist.Distribution], Callable[..., Any]] = {
     **{
-        cls: _take_mean
+        cls: lambda distribution, n_draws: distribution.mean
         for cls in vars(dist).values()
         if isinstance(cls, type) and issubclass(cls, dist.Distribution) and _has_mean(cls)
     },
     dist.TransformedDistribution: _transform_base,
     dist.LogisticNormal: _transform_base,
-    **dict.fromkeys(_BY_MODE, _take_mode),
+    **dict.fromkeys(_BY_MODE, lambda distribution, n_draws: distribution.mode),
     dist.Independent: _follow_base,
-    dist.RelaxedBernoulli: _round_probs,
+    dist.RelaxedBernoulli: lambda distribution, n_draws: (distribution.probs > 0.5).to(
+        distribution.probs.dtype
+    ),
     dist.RelaxedOneHotCategorical: _mark_argmax,
     dist.LKJCholesky: _compute_mean,
 }

@@ -16,7 +16,7 @@ from td_core import StructureError, TensorCollection, TensorDict, TensorDictPara
 from td_core.spi import pytree as torch_pytree
 
 from ._dispatch import dispatch
-from ._module_base import ResultT, TensorDictModuleBase, show_module
+from ._module_base import ResultT, TensorDictModuleBase, detach_parameters, show_module
 from ._module_keys import Key
 
 Randomness = Literal["error", "same", "different"]
@@ -250,13 +250,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
                 "are reset by reset_parameters()"
             )
         _reset(self.module, parameters.data)
-        fresh = TensorDict(
-            {key: value.detach() for key, value in parameters.items(True, True)}, parameters.batch_size
-        )
-        needs_grad: TensorDict = fresh.apply(
-            lambda x: x.requires_grad_() if x.is_floating_point() or x.is_complex() else x
-        )
-        return needs_grad
+        return detach_parameters(parameters)
 
     def _warn_of_equal_copies(self) -> None:
         """Warn of parameters that have equal values in each copy because no module resets them."""

@@ -271,7 +271,8 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         """Add the module to an error of the callable as a note; raise MissingKeyError if an input was missing."""
         missing = missing_keys(tensordict, in_keys)
         if missing:
-            raised = f"; it was called with None for {'it' if len(missing) == 1 else 'them'}, and raised {_format_error(error)}"
+            pronoun = "it" if len(missing) == 1 else "them"
+            raised = f"; it was called with None for {pronoun}, and raised {type(error).__name__}: {error}"
             problem = show_missing(tensordict, missing) + raised
             raise MissingKeyError(show_module(self), problem, missing) from error
         provided = ", ".join(f"{key!r}: {_describe_value(value)}" for key, value in zip(in_keys, values))
@@ -413,7 +414,3 @@ def _describe_value(value: object) -> str:
     if isinstance(value, (Tensor, TensorCollection)):
         return f"{type(value).__name__} of shape {list(value.shape)}"
     return type(value).__name__
-
-
-def _format_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -232,11 +232,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         values = parameters.data
         with values.to_module(self):
             self.reset_parameters_recursive()
-        fresh = TensorDict({key: value.detach() for key, value in values.items(True, True)})
-        needs_grad: TensorDict = fresh.apply(
-            lambda x: x.requires_grad_() if x.is_floating_point() or x.is_complex() else x
-        )
-        return needs_grad
+        return detach_parameters(values)
 
     @property
     def __name__(self) -> str:
@@ -266,6 +262,13 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         for name, value in self.__dict__.items():
             new.__dict__[name] = copy.deepcopy(value, memo)
         return new
+
+
+def detach_parameters(values: TensorCollection) -> TensorDict:
+    """Return tensors that share the storage of parameters and, if they can, require gradients."""
+    fresh = TensorDict({key: value.detach() for key, value in values.items(True, True)}, values.batch_size)
+    result: TensorDict = fresh.apply(lambda x: x.requires_grad_(x.is_floating_point() or x.is_complex()))
+    return result
 
 
 def leave_out_unselected(

@@ -81,16 +81,12 @@ def from_safetensors(path: str | os.PathLike[str], **options: object) -> Any:
     return _FORMAT.load(path, **options)
 
 
-def _load_as(cls: type, path: object, **options: object) -> object:
-    return _FORMAT.load_as(cls, path, **options)
-
-
 @hookimpl
 def td_methods() -> Mapping[str, Any]:
     """Return the methods that save and load."""
     return {
         "to_safetensors": to_safetensors,
-        "from_safetensors": make_classmethod(from_safetensors, with_class=_load_as),
+        "from_safetensors": make_classmethod(from_safetensors, with_class=_FORMAT.load_as),
     }
 
 

@@ -69,12 +69,6 @@ class Stores:
 STORES = Stores()
 
 
-def is_object_store(location: object) -> bool:
-    """Return True for an object with the methods of an :class:`~td_core.typing.ObjectStore`."""
-    members = ("where", "stat", "read", "write", "list", "delete")
-    return all(hasattr(location, name) for name in members)
-
-
 def find_objects(
     location: Location, storage_options: Mapping[str, object] | None = None
 ) -> ObjectLocation | None:
@@ -112,4 +106,5 @@ def find_place(location: Location, storage_options: object = None) -> Location:
             if get_scheme(place) in STORES
             else place
         )
-    return ObjectLocation(place) if is_object_store(place) else place
+    members = ("where", "stat", "read", "write", "list", "delete")  # of an ObjectStore
+    return ObjectLocation(place) if all(hasattr(place, name) for name in members) else place

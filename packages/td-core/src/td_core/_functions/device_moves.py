@@ -78,13 +78,9 @@ def parse_target(
         dtype = other.dtype if dtype is None else dtype
     dtype = None if dtype is None else as_dtype(dtype)
     device = None if device is None else as_device(device)
-    spec = other if other is not None and _is_spec(other) else None
+    # A result of attrs() has no leaves, and each entry states a device and a dtype.
+    spec = other if isinstance(other, Core) and other._children() and not other._leaves() else None
     return Target(device, dtype, non_blocking, memory_format, spec)
-
-
-def _is_spec(other: object) -> bool:
-    """Return True for a result of ``attrs()``: it has no leaves, and each entry states a device and a dtype."""
-    return isinstance(other, Core) and bool(other._children()) and not other._leaves()
 
 
 def _move_whole(node: CoreT, target: Target, batch_size: torch.Size | None, inplace: bool) -> CoreT | None:

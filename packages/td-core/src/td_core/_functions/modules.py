@@ -77,12 +77,6 @@ def _swap_in(slots: list[Home], undo: bool = False) -> None:
             parameters[key] = held
 
 
-def _restore_order(parameters: dict[str, Tensor | None], before: dict[str, Tensor | None]) -> None:
-    """Restore the order of parameters, some of which were removed and added again."""
-    for key, held in before.items():
-        parameters[key] = parameters.pop(key, held)
-
-
 def _run_to_end(undo: Callable[[], object]) -> None:
     """Call ``undo``; call it again if Ctrl-C interrupts it, so that the module is never half restored."""
     try:
@@ -516,4 +510,5 @@ class Pairing:
                 slots[key].detach().copy_(held)
         _swap_in(self.homes, undo=True)
         for parameters, before in self.orders:
-            _restore_order(parameters, before)
+            for key, held in before.items():
+                parameters[key] = parameters.pop(key, held)

@@ -150,11 +150,6 @@ def apply_binary(node: CoreT, name: str, other: Operand, default: object = None)
     return check_operand(combined(node, name, OPS[name], other, default), name, other)
 
 
-def apply_binary_inplace(node: CoreT, name: str, other: Operand) -> CoreT:
-    """Combine each leaf with an operand in place; raise TypeError if it is not one."""
-    return check_operand(combine_inplace(node, name, OPS[name], other), name, other)
-
-
 def clamp_elements(node: CoreT, min: Operand | None, max: Operand | None, out: object) -> CoreT:
     """Clamp each element to an interval, see ``clamp``."""
     if min is None and max is None:
@@ -311,7 +306,7 @@ def make_binary_inplace(name: str) -> OperatorMethod:
     """Build the method ``name``, which ends in ``_``, of a binary operation."""
 
     def method(self: CoreT, other: Operand) -> CoreT:
-        return apply_binary_inplace(self, name, other)
+        return check_operand(combine_inplace(self, name, OPS[name], other), name, other)
 
     doc = f"Compute :meth:`{name[:-1]}` in place; return self. Operands and errors are those of :meth:`add_`."
     return name_method(method, name, doc)

@@ -469,7 +469,7 @@ def _store_entry(node: Core, key: str, assign: bool, value: Entry | tuple[object
     if isinstance(value, tuple):
         _store_value(node, key, held, value[0], assign)
     elif isinstance(value, _Level):
-        _store_level(node, key, held, value, assign)
+        node._set_child(key, node._schema.adopt(key, _build_held(node, held, value, assign)))
     elif isinstance(held, Core) and type(held) in LEAF_KINDS:
         node._set_child(key, replace_leaves(held, iter((value,))))
     else:
@@ -482,11 +482,6 @@ def _store_value(node: Any, key: str, held: object, value: object, assign: bool)
         node.set_(key, _make_value(value, node, held, assign))
     elif held is not None or value is not None:
         node._set_path((key,), None if value is None else _make_value(value, node, held, assign))
-
-
-def _store_level(node: Core, key: str, held: Child | None, level: _Level, assign: bool) -> None:
-    """Store a level of the state dict as a node."""
-    node._set_child(key, node._schema.adopt(key, _build_held(node, held, level, assign)))
 
 
 def _build_held(node: Core, held: Child | None, level: _Level, assign: bool) -> Any:

@@ -93,7 +93,8 @@ def _call_fused(
         # Fused kernels cannot write to conjugate or negative views, and autograd rejects integers next to leaves that
         # require grad: use the loop. In-place kernels raise the second error after writing: do not write twice.
         text = str(error)
-        is_refused = any(words in text for words in _NO_AUTOGRAD) and not _make_inplace(fused)
+        is_inplace = getattr(fused, "func", fused).__name__.endswith("_")
+        is_refused = any(words in text for words in _NO_AUTOGRAD) and not is_inplace
         if "mutable TensorLists" not in text and not is_refused:
             raise
         return None
@@ -127,10 +128,6 @@ def order_subclasses_first(*columns: Any) -> Sequence[int]:
         return positions
     rows = [column for column in columns if type(column) is list]
     return sorted(positions, key=lambda i: all(type(row[i]) in PLAIN for row in rows))
-
-
-def _make_inplace(fused: Callable[..., object]) -> bool:
-    return str(getattr(fused, "func", fused).__name__).endswith("_")
 
 
 def is_grad_shared(*tensors: object) -> bool:

@@ -118,7 +118,8 @@ class _Member:
             isinstance(leaf, Tensor) and not isinstance(leaf, _Member) and get_mapped_dim(leaf) is not None
             for leaf in leaves
         )
-        if not _is_inplace(func) or not isinstance(written, _Member) or mapped:
+        is_inplace = func.__name__.endswith("_") and not func.__name__.startswith("_")
+        if not is_inplace or not isinstance(written, _Member) or mapped:
             return _call(func, args, kwargs, lambda member: add_batch_dim(member.source, 0, member.level))
         # Initialise each member by itself: vmap would draw the same numbers for all, or refuse to draw.
         with exit_transforms([]):
@@ -129,10 +130,6 @@ class _Member:
 
 def _take_row(i: int, member: _Member) -> Any:
     return member.source.data[i]
-
-
-def _is_inplace(func: Callable[..., object]) -> bool:
-    return func.__name__.endswith("_") and not func.__name__.startswith("_")
 
 
 def _call(func: Callable[..., object], args: Any, kwargs: Any, take: Callable[[Any], Tensor]) -> Any:

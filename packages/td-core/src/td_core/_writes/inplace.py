@@ -118,18 +118,15 @@ def _are_alike(node: Core, leaves: list[Tensor], operands: tuple[object, ...]) -
             tensors += operand
     if has_passed(node, "alike", tensors):
         return True
-    if not (are_writable(leaves) and _are_uniform(tensors) and len({*map(id, leaves)}) == len(leaves)):
+    if not (are_writable(leaves) and PLAIN.issuperset(map(type, tensors))):
+        return False
+    if len({*map(_FORM, tensors)}) != 1 or len({*map(id, leaves)}) != len(leaves):
         return False
     count = len(leaves)
     if needs_grad(tensors) or not have_same_sizes(leaves * (len(tensors) // count - 1), tensors[count:]):
         return False
     remember(node, "alike", tensors)
     return True
-
-
-def _are_uniform(tensors: list[Tensor]) -> bool:
-    """Return True if all tensors are plain and have one dtype, device and layout."""
-    return PLAIN.issuperset(map(type, tensors)) and len({*map(_FORM, tensors)}) == 1
 
 
 def _check(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[object, ...]) -> Op:
