@@ -66,11 +66,7 @@ class Group:
         self.device = device_of(group)
 
     def rank_of(self, rank: int) -> int:
-        """Convert a global rank to a rank in this group.
-
-        Raises:
-            ValueError: the rank is not part of the group.
-        """
+        """Convert a global rank to a rank in this group; ValueError if the rank is not part of the group."""
         if self.group is not None:
             return dist.get_group_rank(self.group, rank)
         if not 0 <= rank < self.size:
@@ -94,12 +90,9 @@ class Group:
         return allocate(size, self.device)
 
     def all_numbers(self, call: str, *values: int) -> list[list[int]]:
-        """Gather up to six ints from every rank.
+        """Gather up to six ints from every rank; FormatError if a rank is in another call.
 
         All calls send the same number of bytes: gloo aborts a process that receives more than it expects.
-
-        Raises:
-            FormatError: a rank is in another call.
         """
         left = self.numbers(MARK + crc32(call.encode()), *values, *[0] * (6 - len(values)))
         every = [torch.zeros_like(left) for _ in range(self.size)]

@@ -55,11 +55,7 @@ class ReceiveTarget:
         return self.last if self.last is not None and self.last.is_small() else None
 
     def parse_header(self, header: bytes) -> Message:
-        """Parse a header into a :class:`Message`; reuse the last one if the header is the same.
-
-        Raises:
-            FormatError: the header is damaged.
-        """
+        """Parse a header into a :class:`Message`, or reuse the last one if the header is the same."""
         if self.last is not None and self.last.header == header:
             return self.last
         # Decoding nodes that hold values may modify them, so a cached message is used only without values.
@@ -71,11 +67,6 @@ class ReceiveTarget:
         """Raise if a message does not fit the collection, before memory is allocated for its storage.
 
         This bounds that memory by the size of the collection, whatever the header announces.
-
-        Raises:
-            StructureError: the structure differs; the message names the first key.
-            FormatError: the storage is far larger than its leaves, or a value is damaged.
-            MissingPluginError: the type of a value needs a plugin that is not installed.
         """
         if self.last is message:
             return
@@ -93,12 +84,7 @@ class ReceiveTarget:
         self._checked = encoded, layout, values
 
     def deliver(self, message: Message, storage: Tensor) -> None:
-        """Copy the received storage into the leaves of the collection; :meth:`check` must have accepted the message.
-
-        Raises:
-            StructureError: a leaf cannot be written in place, has other row lengths, or was replaced by a leaf of
-                another shape or dtype; the message names the first key. Nothing was written.
-        """
+        """Copy the received storage, which :meth:`check` has accepted, into the leaves; an error comes before any write."""
         if self._checked is None:
             # The header was checked before, so both storages have the same layout.
             assert self.state is not None

@@ -232,10 +232,7 @@ def find_array(
 ) -> tuple[h5py.h5d.DatasetID, Array]:
     """Return the dataset of a name, and its dtype and shape, which is faster if they are those of ``wanted``.
 
-    ``home`` is the number of the file, if it is known.
-
-    Raises:
-        FormatError: there is no such dataset, or it is damaged, or torch lacks its dtype, or its elements are not in the file.
+    ``home`` is the number of the file, if it is known. FormatError: the dataset is missing, damaged or in another file.
     """
     try:
         dataset = h5py.h5d.open(file, name.encode())

@@ -120,13 +120,7 @@ def make_access() -> h5py.h5p.PropFAID:
 
 
 def open_by_path(path: str, *, write: bool = False) -> h5py.h5f.FileID:
-    """Open an HDF5 file, and return its ``FileID``. Wait a while if another program has it open for writing.
-
-    Raises:
-        FileNotFoundError: there is no file.
-        FormatError: the file is damaged, or is not an HDF5 file.
-        BlockingIOError: another program keeps it open.
-    """
+    """Open an HDF5 file, and return its ``FileID``. Wait a while if another program has it open for writing."""
     _check_file(path)
     flags = h5py.h5f.ACC_RDWR if write else h5py.h5f.ACC_RDONLY
     end = time.monotonic() + _PATIENCE

@@ -130,10 +130,6 @@ def open_save(path: Location, *, strict: bool | None = None, stacks: bool = True
     """Open a file during a block, and read its header. The arguments are those of :func:`read_foreign`.
 
     A group of a file that the caller has opened has a header of its own, or is a node of the save in the file.
-
-    Raises:
-        FileNotFoundError: there is no file.
-        FormatError: the file is damaged, or its header does not describe its datasets.
     """
     if isinstance(path, h5py.Group):
         yield _describe_group(path, strict, stacks)
@@ -419,11 +415,7 @@ def check_writable(save: Save, table: Encoded) -> None:
 def open_table(
     save: Save, table: Encoded, mode: str, device: torch.device | None = None, *, strict: bool | None = None
 ) -> Any:
-    """Build the collection of a table with stored tensors as leaves; nested tensors, and fields of datasets, are in memory.
-
-    Raises:
-        FormatError: the table does not describe a collection, or contradicts the datasets.
-    """
+    """Build the collection of a table, with stored tensors as leaves; nested tensors and fields of datasets are in memory."""
     if save.remote is not None:
         return _open_remote_table(save, save.remote, table, mode, strict)
     if not os.path.exists(save.path):

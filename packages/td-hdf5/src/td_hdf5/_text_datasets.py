@@ -45,11 +45,7 @@ def write_text_dataset(
 
 
 def read_text_dataset(file: object, text: StoredText, path: str) -> list[str]:
-    """Return the strings of a dataset, one after the other.
-
-    Raises:
-        FormatError: there is no such dataset, or it is damaged, has another shape or no strings, or is not in the file.
-    """
+    """Return the strings of a dataset, one after the other; FormatError if it is missing, damaged or not of strings."""
     dataset = _open_dataset(file, text.name, path)
     check_text(text, dataset.shape, path)
     try:

@@ -222,9 +222,6 @@ def write_arrays(
 
     ``above`` is the name of a group, whose collection gets the entries of the layout. ``find_linked`` returns the dataset of the
     file that a leaf is, which gets another link, or None.
-
-    Raises:
-        ValueError: HDF5 refuses an option.
     """
     digests: dict[str, str] = {}
     groups: dict[str, h5py.h5g.GroupID] = {above: h5py.h5g.open(file, above.encode() or b".")}

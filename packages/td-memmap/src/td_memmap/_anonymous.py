@@ -42,11 +42,7 @@ class AnonymousFile:
 
     @classmethod
     def of_size(cls, nbytes: int, *, sparse: bool = False) -> AnonymousFile:
-        """Create a file of ``nbytes`` zeros; with ``sparse=True`` it takes no disk space until it is written to.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Create a file of ``nbytes`` zeros; with ``sparse=True`` it takes no disk space until it is written to."""
         file = cls(_fs.open_anonymous(), nbytes)
         try:
             (_fs.set_size if sparse else _fs.reserve)(file.fd, nbytes)

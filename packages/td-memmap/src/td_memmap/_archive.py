@@ -436,10 +436,7 @@ class ArchiveTree(ListedTree):
         return os.pread(self._file.fileno(), size, position)
 
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
-        """Return the content of a small file.
-
-        Raises FormatError if its CRC-32 is wrong or it is longer than ``limit`` bytes.
-        """
+        """Return the content of a small file; FormatError if its CRC-32 is wrong or it is longer than ``limit`` bytes."""
         info = self.find((*parts, name))
         if info is None:
             raise FileNotFoundError(f"{self.show(parts, name)} is missing")
@@ -450,10 +447,7 @@ class ArchiveTree(ListedTree):
         return b"".join(self.contents(info))
 
     def contents(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """Yield the content of an entry in chunks.
-
-        Raises FormatError if it is damaged or its size differs from the listed size.
-        """
+        """Yield the content of an entry in chunks; FormatError if it is damaged or of another size than is listed."""
         where = f"{self.path}: the entry {info.filename!r}"
         total = 0
         try:

@@ -36,12 +36,7 @@ class Content(NamedTuple):
 
 
 class ObjectTree(ListedTree):
-    """The objects below a location. Metadata and small files are read together; the stamp of each object is known.
-
-    Raises:
-        FileNotFoundError: there is no object below the location.
-        FormatError: a save to the location has not ended, or objects are of different saves.
-    """
+    """The objects below a location, all of one save. Metadata and small files are read together; each stamp is known."""
 
     def __init__(self, place: ObjectLocation, *, is_lenient: bool = False) -> None:
         self.store = place.store

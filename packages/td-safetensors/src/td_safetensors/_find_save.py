@@ -109,11 +109,6 @@ def open_save(path: Any, storage_options: Mapping[str, object] | None = None) ->
     """Open a file, an index, or a directory with one of them, and read its headers.
 
     The path can be a URL or an object store.
-
-    Raises:
-        FileNotFoundError: there is no save at ``path``.
-        FormatError: a header is damaged, or headers contradict each other.
-        ValueError: ``storage_options`` are given for a local path.
     """
     objects = Serializer.find_objects(path, storage_options)
     if objects is not None:

@@ -67,11 +67,7 @@ class Options:
     kw_only: bool = False
 
     def merge(self, given: Mapping[str, Any]) -> Options:
-        """Combine the options of a base class with those passed for a subclass; None keeps the inherited value.
-
-        Raises:
-            TypeError: an option is unknown, or two of them exclude each other.
-        """
+        """Combine the options of a base class with those of a subclass, where None keeps the inherited value, and check them."""
         unknown = [name for name in given if name not in OPTIONS]
         if unknown:
             raise TypeError(
@@ -189,11 +185,7 @@ class Schema(EntrySchema):
         return inspect.Signature(sorted(results, key=lambda item: item.kind))
 
     def bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
-        """Convert positional and keyword arguments to keyword arguments.
-
-        Raises:
-            TypeError: there are too many, or one is passed twice.
-        """
+        """Convert positional and keyword arguments to keyword arguments; TypeError if one is passed twice, or too many are."""
         if len(args) > len(self.positional):
             raise TypeError(
                 f"{self.cls.__name__}() takes {len(self.positional)} positional arguments, {list(self.positional)}; "
@@ -206,12 +198,7 @@ class Schema(EntrySchema):
         return {**provided, **kwargs}
 
     def fill(self, given: Mapping[str, object]) -> tuple[dict[str, object], list[object]]:
-        """Fill in defaults. Return the value per field (None if it has none) and the ``InitVar`` arguments.
-
-        Raises:
-            TypeError: an argument without a default is missing.
-            UnknownFieldError: an argument is neither a field nor an ``InitVar`` of the class.
-        """
+        """Fill in defaults. Return the value per field (None if it has none) and the ``InitVar`` arguments."""
         values: dict[str, object] = {}
         init_vars: list[object] = []
         missing: list[str] = []

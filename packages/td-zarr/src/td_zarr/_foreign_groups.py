@@ -42,11 +42,7 @@ class ForeignGroup(TableBuilder):
         self.sized: set[int] = set()
 
     def build(self, attributes: Mapping[str, Any]) -> Encoded:
-        """Return the table.
-
-        Raises:
-            FormatError: the attributes of tensordict are malformed, or a value is a pickle.
-        """
+        """Return the table; FormatError if the attributes of tensordict are malformed, or a value is a pickle."""
         known = {"": self.add_level(attributes)}
         for name in sorted(self.documents, key=lambda name: name.split("/")):
             document = self.documents[name]

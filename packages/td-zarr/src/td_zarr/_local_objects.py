@@ -61,12 +61,7 @@ class LocalObjects(Objects):
         return os.path.join(self.path, *key.split("/"))
 
     def open_file(self, key: str, flags: int = os.O_RDONLY) -> tuple[int, int]:
-        """Open the file of an object, and return it and its size.
-
-        Raises:
-            FormatError: the file is outside of the group, or is not a regular one.
-            FileNotFoundError: there is none.
-        """
+        """Open the file of an object, and return it and its size; FormatError if it is outside of the group or irregular."""
         path = self._find_inside(key)
         try:
             fd = os.open(path, flags | _FLAGS, 0o666)
@@ -281,14 +276,7 @@ def find_local_path(location: object) -> str | None:
 
 
 def find_objects(location: object, storage_options: Mapping[str, object] | None = None) -> Objects:
-    """Return the objects of the group at a location: a path, a URL, or an object of zarr.
-
-    Raises:
-        FileNotFoundError: there is nothing at a local path.
-        FormatError: something else than a directory or a file is there.
-        MissingPluginError: no package opens the store of a URL.
-        ValueError: ``storage_options`` are given, and the location is not a URL.
-    """
+    """Return the objects of the group at a location: a path, a URL, or an object of zarr."""
     if storage_options is not None:
         location = Serializer.find_objects(location, storage_options)
     path = find_local_path(location)

@@ -24,11 +24,7 @@ class OpenedArray:
         self._known: tuple[object, ArrayInfo] = objects.root, info
 
     def find(self) -> ArrayInfo:
-        """Return the array as it is now; it can have more rows than when it was opened.
-
-        Raises:
-            FormatError: the group or the array was replaced since it was opened, or the array was removed.
-        """
+        """Return the array as it is now, maybe with more rows than when it was opened; FormatError if it was replaced."""
         objects = self.objects
         if objects.version is None:
             self._follow_foreign()

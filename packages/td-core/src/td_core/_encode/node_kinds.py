@@ -136,11 +136,7 @@ class NodeKinds:
         self.providers: dict[str, str] = {}
 
     def add(self, kind: NodeKind, *, replace: bool = False, provider: str | None = None) -> None:
-        """Register a kind. ``replace`` allows a class that is defined again, as by a notebook cell that runs twice.
-
-        Raises:
-            PluginError: the kind is malformed, or its tag, class or name in a format is taken.
-        """
+        """Register a kind. ``replace`` allows a class that is defined again, as by a notebook cell that runs twice."""
         _check_kind(kind)
         if not replace:
             if kind.tag in self._by_tag:
@@ -166,11 +162,7 @@ class NodeKinds:
                 raise PluginError(f"the name {name!r} in {format_name!r} is taken by the kind {owner.tag!r}")
 
     def add_layout(self, tag: str, format_name: str, layout: Layout) -> None:
-        """Let a format store the kind of a tag with a layout, which replaces an earlier one of that format.
-
-        Raises:
-            PluginError: a class name of the layout belongs to another kind.
-        """
+        """Let a format store the kind of a tag with a layout; see :func:`td_core.kinds.add_layout`."""
         kind = self._by_tag[tag]
         self._check_names(kind, format_name, layout)
         for same in [kind for kind in self._by_type.values() if kind.tag == tag]:

@@ -163,11 +163,7 @@ def flatten_checkpoint(tree: Tree) -> tuple[object, dict[str, Child]]:
 
 
 def unflatten_checkpoint(treedef: Tree, entries: Mapping[str, Child]) -> Tree:
-    """Build the tree of a treedef; the inverse of :func:`flatten_checkpoint`.
-
-    Raises:
-        FormatError: an entry is missing.
-    """
+    """Build the tree of a treedef, as :func:`flatten_checkpoint` made it; FormatError if an entry is missing."""
     cls = type(treedef)
     if cls is LeafName:
         if treedef.name not in entries:

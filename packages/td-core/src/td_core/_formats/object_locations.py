@@ -72,13 +72,7 @@ STORES = Stores()
 def find_objects(
     location: Location, storage_options: Mapping[str, object] | None = None
 ) -> ObjectLocation | None:
-    """Return a URL, or a store, as a location of objects; None for a local path or an object of a library.
-
-    Raises:
-        MissingPluginError: no plugin opens the store of the URL.
-        TypeError: ``storage_options`` are not a mapping.
-        ValueError: ``storage_options`` are given, and the location is not a URL.
-    """
+    """Return a URL, or a store, as a location of objects, and None for others; see :meth:`Serializer.find_objects`."""
     if isinstance(location, ObjectLocation):
         return location
     place = find_place(location, storage_options)

@@ -224,10 +224,7 @@ class Serializers:
         )
 
     def for_saving(self, location: Location, name: str | None) -> Serializer:
-        """Return the format ``name``, or with None that of the suffix of a location, or else the default.
-
-        Raises MissingPluginError, FormatError if several formats have the suffix, TypeError if it cannot use the location.
-        """
+        """Return the format ``name``, or with None the only one that has the suffix of a location, or else the default."""
         if name is None:
             name = self._find_by_suffix(location)
         serializer = self.get(name)

@@ -161,25 +161,13 @@ class _Target(NamedTuple):
 
 
 def make_checkpoint(tree: Tree) -> Checkpoint:
-    """Return a node of the tensors, collections and values of a mapping, with the state dicts of modules and optimizers.
-
-    Raises:
-        CodecError: a value cannot be stored without a pickle; the message has its key path.
-    """
+    """Return a node of the tensors, collections and values of a mapping, with the state dicts of modules and optimizers."""
     treedef, entries = flatten_checkpoint(tree)
     return Checkpoint(TensorDict._make(entries, torch.Size(), None, None), treedef)
 
 
 def load_into(tree: Tree, into: Tree, shown: str) -> Tree:
-    """Load the state dicts of a checkpoint into modules and other objects, and return the rest of the checkpoint.
-
-    All keys and shapes are checked before the first of them is loaded.
-
-    Raises:
-        CodecError: parameters of an object are sharded.
-        KeyMismatchError: a key is missing, or the checkpoint has an unexpected one.
-        StructureError: a shape differs.
-    """
+    """Load the state dicts of a checkpoint into objects, and return the rest; all keys and shapes are checked first."""
     targets: list[_Target] = []
     if not isinstance(into, Mapping):
         raise TypeError(

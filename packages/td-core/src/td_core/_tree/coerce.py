@@ -65,11 +65,7 @@ class Coercers:
         self._by_name: NamedTypes[Coercer] = NamedTypes()
 
     def add(self, coercer: Coercer) -> None:
-        """Register a coercer.
-
-        Raises:
-            PluginError: it is malformed, or one of its types has a coercer already or is converted by core.
-        """
+        """Register a coercer; PluginError if it is malformed, or core or another coercer converts one of its types."""
         if not callable(coercer.convert):
             raise PluginError(f"a coercer converts with a function; got {coercer.convert!r}")
         if not isinstance(coercer.types, tuple) or not all(
