@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import sys
 import uuid
@@ -26,6 +27,9 @@ CREDENTIALS = {
     "AWS_REGION": "us-east-1",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
+
+# Processes of the tests share what this one has imported.
+multiprocessing.get_context("forkserver").set_forkserver_preload(["td_remote", "td_store", "fsspec"])
 
 #: Names of what a session of nox has installed, so that no test is skipped there by mistake.
 for name in filter(None, os.environ.get("TD_EXPECT_ENGINES", "").split(",")):

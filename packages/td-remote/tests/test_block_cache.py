@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import signal
 import time
 import uuid
 import warnings
@@ -214,10 +213,10 @@ def read_for_a_while(url: str, folder: Path, size: int, seed: int, seconds: floa
         assert bytes(remote.read([Range("a", start, start + 600)])[0]) == CONTENT[start : start + 600]
 
 
-def start_readers(count: int, *arguments: Any) -> list[Any]:
+def start_readers(count: int, seconds: float, *arguments: Any) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     started = [
-        context.Process(target=read_for_a_while, args=(*arguments, seed, 2.0)) for seed in range(count)
+        context.Process(target=read_for_a_while, args=(*arguments, seed, seconds)) for seed in range(count)
     ]
     for process in started:
         process.start()
@@ -229,7 +228,7 @@ def test_eight_processes_share_a_cache_smaller_than_the_data(server: Any, tmp_pa
     pytest.importorskip("aiohttp")
     server.put("/x/a", CONTENT)
     limit = 10 * (BLOCK + 48)
-    readers = start_readers(8, f"{server.url}/x", tmp_path / "blocks", limit)
+    readers = start_readers(8, 2.0, f"{server.url}/x", tmp_path / "blocks", limit)
     largest = 0
     while any(process.is_alive() for process in readers):
         if (tmp_path / "blocks" / "td-remote-cache").exists():
@@ -244,11 +243,11 @@ def test_killed_writers_leave_a_good_cache(server: Any, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     server.put("/x/a", CONTENT)
     for _ in range(2):
-        readers = start_readers(3, f"{server.url}/x", tmp_path / "blocks", 1 << 20)
+        readers = start_readers(3, 600.0, f"{server.url}/x", tmp_path / "blocks", 1 << 20)
         while not (tmp_path / "blocks").exists() or len([*(tmp_path / "blocks").iterdir()]) < 3:
             time.sleep(0.01)
         for process in readers:
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.join()
     remote = Remote(f"{server.url}/x", cache=tmp_path / "blocks", engine="fsspec")
     with warnings.catch_warnings():

@@ -320,6 +320,35 @@ def test_new_file_without_replace_raises_over_existing(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["x", "y"]
 
 
+def test_new_file_in_directory_that_another_save_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, create = tmp_path / "new", NewFile._create
+
+    def create_later(self: NewFile) -> int:
+        try:
+            return create(self)
+        except FileNotFoundError:
+            folder.mkdir()  # by another save, before this one looks
+            raise
+
+    monkeypatch.setattr(NewFile, "_create", create_later)
+    write_file(folder / "x", "text")
+    assert read(folder / "x") == "text"
+
+
+def test_new_file_in_directory_that_takes_no_name_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: NewFile) -> int:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.temporary)
+
+    monkeypatch.setattr(NewFile, "_create", refuse)
+    with pytest.raises(FileNotFoundError, match="cannot write it") as caught:
+        NewFile(tmp_path / "x")
+    assert caught.value.filename == str(tmp_path / "x")
+
+
 def test_new_file_accepts_longest_name(tmp_path: Path) -> None:
     path = tmp_path / ("k" * 255)
     write_file(path, "text")

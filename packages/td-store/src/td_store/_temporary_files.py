@@ -72,6 +72,7 @@ class _Temporary:
 
     def _take_number(self) -> int:
         """Create and lock the temporary under the first number that is free, and return the number."""
+        has_parents = False
         for number in itertools.count():
             self.temporary = _name_temporary(self.path, f"{number:08x}")
             try:
@@ -80,9 +81,11 @@ class _Temporary:
                 _remove_if_stale(self.temporary)
                 continue
             except OSError as error:
-                if isinstance(error, FileNotFoundError) and _make_parents(self.path):
-                    continue
-                raise self._name_path(error) from error
+                if has_parents or not isinstance(error, FileNotFoundError):
+                    raise self._name_path(error) from error
+                _make_parents(self.path)  # unless another save has just done it
+                has_parents = True
+                continue
             self._is_locked = lock(self.fd)
             # Another save can remove the temporary before it is locked.
             if not self._is_locked or self.is_pending:
@@ -462,17 +465,13 @@ def _sync_tree(path: str) -> None:
         _sync_names(folder)
 
 
-def _make_parents(path: str) -> bool:
-    """Make the directories above a path; return False if they exist."""
-    folder = os.path.dirname(path)
-    if os.path.isdir(folder):
-        return False
+def _make_parents(path: str) -> None:
+    """Make the directories above a path that are missing."""
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     except OSError as error:
         code = errno.ENOTDIR if error.errno == errno.EEXIST else error.errno or 0  # a file is there
         raise OSError(code, os.strerror(code), path) from error
-    return True
 
 
 def _name_temporary(path: str, number: str) -> str:
