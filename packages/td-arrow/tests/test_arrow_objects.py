@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,7 @@ SAVES: dict[str, tuple[str, dict[str, Any]]] = {
     "parquet": ("parquet", {"row_group_size": 500}),
     "parquet parts": ("parquet", {"max_rows_per_file": 1000}),
     "arrow": ("arrow", {}),
+    "arrow batches": ("arrow", {"batch_rows": 500, "compression": "lz4"}),
     "arrow parts": ("arrow", {"max_rows_per_file": 1000, "compression": "zstd"}),
 }
 
@@ -73,6 +76,139 @@ def test_parquet_opens_in_one_turn_and_reads_rows_in_one() -> None:
     (peek, _), (read, parts) = store.log
     assert (peek, read) == ("peek", "read")
     assert len(parts) < 5  # of one row group
+
+
+def test_arrow_opens_in_one_turn_and_reads_rows_as_ranges() -> None:
+    data, store = make_data(), save("arrow")
+    opened = td_core.open(store)
+    assert store.log == [("peek", ("",))]
+    store.log.clear()
+    assert (opened[[2499, 3]] == data[[2499, 3]]).all()
+    assert store.log == [("read", ("",) * len(store.log[0][1]))]
+    assert type(opened["n", "b"].source).__name__ == "RangeSource"
+
+
+def test_arrow_batches_open_with_heads_and_read_rows_in_one_turn() -> None:
+    data, store = torch.cat([make_data()] * 3), MemoryStore({}, "s3://bucket/data.arrow")
+    td_core.save(data, store, format="arrow", batch_rows=500, compression="lz4")
+    turns = {
+        "open": (lambda: td_core.open(store, format="arrow"), ["peek", "read"]),
+        "rows": (lambda: opened[[7499, 3, 3200]], ["read"]),
+        "load": (
+            lambda: td_core.load(store, format="arrow", keys="a", rows=[3200]),
+            ["peek", "read", "read"],
+        ),
+        "inspect": (lambda: td_core.inspect(store, format="arrow"), ["peek", "read"]),
+    }
+    opened, found = td_core.open(store, format="arrow"), {}
+    for name, (call, expected) in turns.items():
+        store.log.clear()
+        found[name] = call()
+        assert [operation for operation, _ in store.log] == expected, name
+    assert (found["rows"] == data[[7499, 3, 3200]]).all()
+    assert found["load"]["a"].tolist() == data["a"][[3200]].tolist()
+
+
+def make_types(count: int = 4000) -> Any:
+    """Return a table with a column of each kind of buffers."""
+    rows = range(count)
+    strings = pa.array([f"t{k % 7}" * (k % 5) for k in rows])
+    points = pa.array([[float(k)] * 4 for k in rows], pa.list_(pa.float32(), 4))
+    columns = {
+        "none": pa.nulls(count), "bool": pa.array([k % 3 == 0 for k in rows]), "words": strings,
+        "missing": pa.array([k if k % 7 else None for k in rows]), "large": strings.cast(pa.large_string()),
+        "coded": strings.dictionary_encode(), "lists": pa.array([[k] * (k % 4) for k in rows]),
+        "pairs": pa.array([[k, -k] for k in rows], pa.list_(pa.int16(), 2)),
+        "struct": pa.array([{"x": k, "y": f"q{k}", "z": {"w": k / 2}} for k in rows]),
+        "map": pa.array([[("a", k)] for k in rows], pa.map_(pa.string(), pa.int64())),
+        "tensor": pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [2, 2]), points),
+        "decimal": pa.array(rows, pa.decimal128(10, 0)), "last": pa.array(rows),
+    }  # fmt: skip
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("odd", ["none", "view", "union", "runs"])
+@pytest.mark.parametrize(("compression", "rows"), [(None, None), ("zstd", 900)])
+def test_column_of_any_type_is_read_in_one_turn(odd: str, compression: str | None, rows: int | None) -> None:
+    from td_arrow._table_files import ObjectArrow, open_tables
+
+    table = make_types()
+    whole = pa.array([k // 100 for k in range(len(table))], pa.int16())
+    ends = pa.array(range(100, len(table) + 1, 100), pa.int32())
+    more = {
+        "none": None,
+        "view": table["words"].combine_chunks().cast(pa.string_view()),
+        "union": pa.UnionArray.from_sparse(pa.array([0] * len(table), pa.int8()), [whole]),
+        "runs": pa.RunEndEncodedArray.from_arrays(ends, pa.array(range(len(ends)))),
+    }[odd]
+    if more is not None:
+        table = table.add_column(3, "odd", more)
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    store = MemoryStore({"": sink.getvalue()}, "s3://bucket/x.arrow")
+    location = td_core.spi.Serializer.find_objects(store)
+    with open_tables(location, "arrow") as opened:
+        assert isinstance(opened, ObjectArrow)
+        store.log.clear()
+        for name in table.schema.names:
+            ((_, found),) = opened.read([(name,)])
+            assert found.to_pylist() == table[name].to_pylist(), name
+            assert len(store.log) <= 1, name
+            store.log.clear()
+        ((_, found),) = opened.read([("struct", "z", "w")], [0])
+        assert found.to_pylist() == [k / 2 for k in range(rows or len(table))]
+
+
+def test_stream_of_arrow_is_read_at_once() -> None:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, pa.schema({"x": pa.int64()})) as writer:
+        writer.write_table(pa.table({"x": range(5)}))
+    store = MemoryStore({"": sink.getvalue()}, "s3://bucket/x.arrow")
+    assert td_core.load(store, format="arrow")["x"].tolist() == [0, 1, 2, 3, 4]
+    assert td_core.open(store, format="arrow")["x"][[4, 0]].tolist() == [4, 0]
+
+
+#: Whole programs that use a damaged file in a store.
+USES = {
+    "load": "load(store, format=name)",
+    "open": "open(store, format=name)[[0, 1]].clone()",
+    "filter": "load(store, format=name, filter=[('x', '>', 0.5)])",
+    "inspect": "inspect(store, format=name)",
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", ["parquet", "arrow"])
+def test_damaged_footer_is_an_error_and_the_process_lives(name: str, use: str) -> None:
+    code = f"""
+import torch
+from td_core import TensorDict, inspect, load, open, save
+from td_core.errors import FormatError
+from td_store.testing import MemoryStore
+name, store = {name!r}, MemoryStore({{}}, "s3://bucket/x.{name}")
+lists = torch.nested.nested_tensor([torch.arange(2), torch.arange(0)], layout=torch.jagged)
+save(TensorDict({{"j": lists, "x": torch.rand(2), "n": {{"y": torch.arange(2)}}}}, [2]), store, format=name)
+(raw, stamp), seen = store._objects[""], set()
+for place in [*range(len(raw) - 200, 200, -31), *range(len(raw) - 1, len(raw) - 200, -3)]:
+    for bit in (2, 64):
+        content = raw[:place] + bytes([raw[place] ^ bit]) + raw[place + 1:]
+        store._objects[""] = content, stamp
+        try:
+            {USES[use]}
+            seen.add("fine")
+        except FormatError:
+            seen.add("damaged")
+        except (KeyError, ValueError):
+            seen.add("of another schema")
+assert "damaged" in seen
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_parts_open_with_ends_of_all_files() -> None:

@@ -20,7 +20,7 @@ from td_store.arrays import ObjectFile
 
 from ._nulls import Nulls, Path
 from ._read_columns import ColumnReader
-from ._table_files import ObjectParquet, ParquetTable, Table, map_path, read_arrow
+from ._table_files import ParquetTable, Table, map_path, open_object, read_arrow
 from ._table_locations import Stamp, check_stamp, open_input
 
 
@@ -38,7 +38,7 @@ class _Opened:
         """Return the table, opened once; raise FormatError if the file has changed."""
         if isinstance(self.path, ObjectFile):  # whose ranges have the stamp
             if self._table is None:
-                self._table = ObjectParquet(self.path, self.path.store.where)
+                self._table = open_object(self.name, self.path, self.path.store.where)
             return self._table
         check_stamp(self.path, self.stamp)
         if self._table is None:
@@ -53,10 +53,9 @@ class _Opened:
         """Read the groups of columns in an object store that are not kept, with one call."""
         with self.lock:
             table = self.open()
-            if isinstance(table, ObjectParquet):
-                paths = [source.column for source in sources]
-                new = [group for group in groups if any((path, group) not in self.kept for path in paths)]
-                table.fetch(paths, new)
+            paths = [source.column for source in sources]
+            new = [group for group in groups if any((path, group) not in self.kept for path in paths)]
+            table.fetch(paths, new)
 
     def decode(self, sources: Sequence[GroupSource], group: int) -> list[Tensor]:
         """Return a group of columns; those that are not kept are decoded together."""
@@ -176,7 +175,7 @@ class GroupSource:
 
 @set_module("td_arrow.arrow_pickles")
 class ObjectGroupSource(GroupSource):
-    """A column of Parquet files in an object store."""
+    """A column of files in an object store."""
 
     def reopen(self, storage_options: Mapping[str, object]) -> None:
         """Give the stores of the files their options again."""

@@ -12,11 +12,19 @@ import torch
 from torch import Tensor
 
 from td_core import NestedKey, TensorCollection
-from td_core.errors import UnsupportedOperationError
+from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import check_mode, set_module
 from td_core.typing import ObjectLocation
 from td_store import StoredTensor
-from td_store.arrays import MappedSource, as_mapped, refuse_objects, refuse_values
+from td_store.arrays import (
+    MappedSource,
+    ObjectReader,
+    RangeSource,
+    as_mapped,
+    read_shape,
+    refuse_objects,
+    refuse_values,
+)
 
 from ._arrow_types import Dense, convert, is_inside, peel, view_buffer
 from ._dialects import find_features
@@ -26,7 +34,7 @@ from ._nulls import Path, show_column
 from ._read_columns import find_form, join_chunks
 from ._save_tables import save_arrow
 from ._table_columns import list_fields
-from ._table_files import ObjectParquet, ParquetTable, Table, map_path, open_tables, read_arrow
+from ._table_files import ObjectArrow, ObjectParquet, ParquetTable, Table, map_path, open_tables, read_arrow
 from ._table_locations import Stamp, check_stamp, is_directory, list_parts, refuse_url, stamp_file
 from ._table_options import bind, check_count
 
@@ -76,14 +84,15 @@ def _open(
 def _open_objects(
     name: str, location: ObjectLocation, mode: str, cache: int, options: Mapping[str, Any]
 ) -> Any:
-    """Open a table in an object store: row groups of Parquet are read when they are used, files of Arrow at once."""
+    """Open a table in an object store: groups of rows are read when they are used, and a stream of Arrow at once."""
     if mode == "r+":
         refuse_objects(location, "write into", "open it with mode='c', and save() the result")
     with open_tables(location, name, strict=options["strict"]) as table:
-        parts = [part for part in table.list_tables() if isinstance(part, ObjectParquet)]
+        tables = table.list_tables()
+        parts = [part for part in tables if isinstance(part, (ObjectParquet, ObjectArrow))]
         files = tuple(GroupedFile(part.content, (), tuple(part.groups)) for part in parts)
         columns = _ObjectColumns(name, mode, cache, table, files)
-        fetch = columns.fetch if parts else table.read
+        fetch = columns.fetch if len(parts) == len(tables) else table.read
         result = read_collection(table.schema, sum(table.groups), fetch, table.where, **options)
     return result if mode == "c" else result.lock_()
 
@@ -157,7 +166,12 @@ class _OpenColumns:
         rows = sum(self._table.groups)
         if not rows or 0 in dense.shape:
             return None
-        shape = (rows, *dense.shape)
+        try:
+            shape = read_shape((rows, *dense.shape), dense.dtype.itemsize)
+        except ValueError as error:
+            raise FormatError(
+                f"{self._table.where}: column {show_column(path)} is damaged: {error}"
+            ) from error
         source = self.source(self._name, self._files, path, field, shape, dense.dtype, self._cache)
         return StoredTensor(source, mode="c" if self._mode == "c" else "r+")
 
@@ -183,6 +197,25 @@ class _OpenColumns:
 
 class _ObjectColumns(_OpenColumns):
     source = ObjectGroupSource
+
+    def _map_column(self, path: Path, dense: Dense) -> Tensor | None:
+        """Return a leaf whose rows are read as ranges of bytes; None if its numbers are not in one piece of the file."""
+        (table, *others) = self._table.list_tables()
+        if (
+            others
+            or not isinstance(table, ObjectArrow)
+            or dense.stored == torch.bool
+            or dense.order is not None
+        ):
+            return None
+        found, shape = table.find_range(path), (table.groups[0], *dense.stored_shape)
+        if found is None or found[1] - found[0] < math.prod(shape) * dense.stored.itemsize:
+            return None
+        place = "x" if dense.dtype == dense.stored else {"tensor": "x", "dtype": str(dense.dtype)}
+        reader = ObjectReader(table.content.store, table.content.info)
+        return StoredTensor(
+            RangeSource(reader, dense.stored, shape, found[0], place), mode="c" if self._mode == "c" else "r+"
+        )
 
 
 def _view_column(table: Table, path: Path, dense: Dense) -> Tensor | None:

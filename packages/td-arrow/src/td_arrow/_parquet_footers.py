@@ -21,9 +21,10 @@ _MOST_LEVELS = 20
 
 
 class Chunk(NamedTuple):
-    """A part of a column: its codec, its bytes in the file, those of its plain pages, and the nulls, if they are counted."""
+    """A part of a column: its codec, its place in the file, the bytes of its plain pages, and the nulls, if they are counted."""
 
     codec: str
+    begin: int
     stored: int
     size: int
     nulls: int | None
@@ -89,7 +90,8 @@ def _make_chunk(data: dict[int, Any], leaf: _Leaf) -> Chunk:
             _WIDTHS.get(leaf.kind, len(statistics.get(number, b""))),
         ):
             raise ValueError("a bound of another size than its type")
-    return Chunk(_CODECS[data[4]], data[7], data[6], statistics.get(3))
+    begin = min(filter(None, (data.get(11), data[9])), default=0)
+    return Chunk(_CODECS[data[4]], begin, data[7], data[6], statistics.get(3))
 
 
 class _Reader:

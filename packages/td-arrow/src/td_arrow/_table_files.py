@@ -6,6 +6,7 @@ A file is opened once, so that a save that replaces it meanwhile cannot mix its 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -21,9 +22,10 @@ from td_core.spi import open_regular, run_parallel
 from td_core.typing import ObjectLocation
 from td_store.arrays import ObjectFile, map_file
 
+from ._arrow_footers import Batch, Bytes, place_columns, read_batches
 from ._from_arrow import Columns, get_columns
 from ._nulls import Path, show_column
-from ._object_tables import ObjectPart, find_parts
+from ._object_tables import find_parts
 from ._parquet_footers import Chunk, read_chunks
 from ._table_columns import list_fields
 from ._table_header import KEY
@@ -32,6 +34,10 @@ from ._table_options import check_count
 
 #: Columns are decoded together up to this many bytes.
 _TOGETHER = 1 << 26
+#: Files in an object store that are opened at the same time.
+_FILES_TOGETHER = 16
+#: The end of a file of Arrow; a stream has none.
+_ARROW = b"ARROW1"
 
 
 @contextlib.contextmanager
@@ -71,6 +77,9 @@ class Table:
     def list_tables(self) -> Sequence[Table]:
         """Return the table of each file."""
         return [self]
+
+    def fetch(self, paths: Iterable[Path], groups: Sequence[int]) -> None:
+        """Read the bytes of columns in some groups ahead, if the table is in an object store."""
 
 
 class ParquetTable(Table):
@@ -191,11 +200,15 @@ def read_arrow(source: torch.UntypedStorage | pa.Buffer, where: str, *, check: b
             reader = pa.ipc.open_stream(source)
             batches = list(reader)
         if check:
-            full = [not _has_fixed_width(item.type) for item in reader.schema]
-            for batch in batches:
-                for column, is_full in zip(batch.columns, full, strict=True):
-                    column.validate(full=is_full)
+            _check_batches(batches)
     return ArrowTable(batches, reader.schema, where, mapped)
+
+
+def _check_batches(batches: Iterable[pa.RecordBatch]) -> None:
+    """Raise an error of pyarrow for offsets outside of their buffers."""
+    for batch in batches:
+        for column in batch.columns:
+            column.validate(full=not _has_fixed_width(column.type))
 
 
 def _has_fixed_width(kind: pa.DataType) -> bool:
@@ -362,9 +375,11 @@ class ObjectParquet(ParquetTable):
 
     def fetch(self, paths: Iterable[Path], groups: Sequence[int]) -> None:
         """Read the bytes of columns in some row groups, with one call of the store."""
+        if self._is_encrypted:
+            return  # pyarrow alone finds them
         leaves = [leaf for path in paths for leaf in self._leaves[path]]
-        found = [self.file.metadata.row_group(group) for group in groups]
-        self.content.fetch([_find_range(group.column(leaf)) for group in found for leaf in leaves])
+        chunks = [self._chunks[group][leaf] for group in groups for leaf in leaves]
+        self.content.fetch([(max(chunk.begin, 0), chunk.begin + chunk.stored) for chunk in chunks])
 
     def _split(self, paths: list[Path], groups: Sequence[int]) -> Iterator[list[Path]]:
         for part in super()._split(paths, groups):
@@ -372,28 +387,99 @@ class ObjectParquet(ParquetTable):
             yield part
 
 
-def _find_range(chunk: Any) -> tuple[int, int]:
-    """Return the bytes of a part of a column; pyarrow checks what a damaged footer says."""
-    begin = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
-    return max(begin, 0), max(begin, 0) + max(chunk.total_compressed_size, 0)
+class ObjectArrow(Table):
+    """A file of Arrow in an object store: the columns of some record batches are read together."""
+
+    def __init__(self, content: ObjectFile, where: str) -> None:
+        self.content, self.where = content, where
+        with report_errors(where):
+            self.schema = self._open([]).schema
+        self._batches, self._dictionaries = read_batches(content, where)
+        self._parts = place_columns(self.schema)
+        self.groups = [batch.rows for batch in self._batches]
+
+    def _open(self, columns: list[int]) -> Any:
+        options = pa.ipc.IpcReadOptions(included_fields=columns)
+        return pa.ipc.open_file(pa.PythonFile(self.content, "r"), options=options)
+
+    def fetch(self, paths: Iterable[Path], groups: Sequence[int]) -> None:
+        """Read the bytes of columns in some record batches, with one call of the store."""
+        tops = dict.fromkeys(path[:1] for path in paths)
+        ranges = [*self._dictionaries]
+        for batch in (self._batches[group] for group in groups):
+            ranges += [part for path in tops for part in self._list_ranges(batch, path)]
+        self.content.fetch(ranges)
+
+    def _list_ranges(self, batch: Batch, path: Path) -> list[Bytes]:
+        if self._parts is None:
+            return [batch.body]
+        return [batch.buffers[i] for i in self._parts[path].buffers if i < len(batch.buffers)]
+
+    def read(self, paths: Iterable[Path], groups: Sequence[int] | None = None) -> Columns:
+        """Yield the array of each column path, a few columns at a time."""
+        groups = range(len(self.groups)) if groups is None else groups
+        for part in self._split(paths, groups):
+            self.fetch(part, groups)
+            numbers = sorted({self.schema.get_field_index(path[0]) for path in part})
+            with report_errors(self.where):
+                reader = self._open(numbers)
+                batches = [reader.get_batch(group) for group in groups]
+                _check_batches(batches)
+            fields = [self.schema.field(number) for number in numbers]
+            yield from get_columns(pa.Table.from_batches(batches, pa.schema(fields)), part)
+
+    def _split(self, paths: Iterable[Path], groups: Sequence[int]) -> Iterator[list[Path]]:
+        """Yield columns that are about ``_TOGETHER`` bytes; those of one struct are together, since it is read as a whole."""
+        result: list[Path] = []
+        size = 0
+        for top, same in itertools.groupby(paths, key=lambda path: path[:1]):
+            result += same
+            for group in groups:
+                size += sum(end - begin for begin, end in self._list_ranges(self._batches[group], top))
+            if size > _TOGETHER:
+                yield result
+                result, size = [], 0
+        if result:
+            yield result
+
+    def find_range(self, path: Path) -> Bytes | None:
+        """Return the bytes of a column's numbers; None if it has nulls, is compressed, or in several batches."""
+        if len(self._batches) != 1 or self._parts is None or self._batches[0].is_compressed:
+            return None
+        batch, part = self._batches[0], self._parts[path]
+        above = [self._parts[path[:depth]].nodes.start for depth in range(1, len(path))]
+        if any(batch.nulls[node] for node in [*above, *part.nodes]):
+            return None
+        return batch.buffers[part.buffers[-1]]
+
+
+def open_object(name: str, content: ObjectFile, where: str, threads: bool = True, **options: Any) -> Table:
+    """Open a file in an object store; a stream of Arrow, which has no footer, is read at once."""
+    if name == "parquet":
+        return ObjectParquet(content, where, threads, **options)
+    content.seek(max(content.info.size - len(_ARROW), 0))
+    if content.read(len(_ARROW)) == _ARROW:
+        return ObjectArrow(content, where)
+    content.fetch([(0, content.info.size)])
+    content.seek(0)
+    return read_arrow(pa.py_buffer(content.readall()), where)
 
 
 def _open_objects(
     location: ObjectLocation, name: str, threads: bool, strict: bool, options: Mapping[str, Any]
 ) -> Table:
     """Open the table at a location in an object store: one file, or several."""
-
-    def open_part(part: ObjectPart) -> Table:
-        if name == "arrow":
-            return read_arrow(pa.py_buffer(part.content.readall()), part.where)
-        return ObjectParquet(part.content, part.where, threads, **options)
-
     parts = find_parts(location)
-    if name == "arrow":
-        run_parallel([partial(part.content.fetch, [(0, part.content.info.size)]) for part in parts], 16)
-    tables = [open_part(part) for part in parts]
+    tables: list[Table] = [Table()] * len(parts)
+
+    def open_part(number: int) -> None:
+        part = parts[number]
+        tables[number] = open_object(name, part.content, part.where, threads, **options)
+
+    run_parallel([partial(open_part, number) for number in range(len(parts))], _FILES_TOGETHER)
     if location.first is not None:
-        return tables[0]
+        (table,) = tables
+        return table
     return JoinedTable(tables, show_place(location), [part.keys for part in parts], strict)
 
 
