@@ -84,6 +84,67 @@ def test_edit_reaches_the_server(name: str, store: Any, location: dict[str, Any]
     assert list(opened.keys(True)) == list(expected.keys(True))
 
 
+VALUE, LEAF, NODE = "text", torch.ones(4, 2), TensorDict({"x": torch.zeros(4)}, [4])
+KINDS = {
+    "value": VALUE,
+    "values": ["p", "q", "r", "s"],
+    "not_json": {1.5},
+    "leaf": LEAF,
+    "empty": torch.zeros(4, 0),
+    "node": NODE,
+}
+CHANGES: dict[str, Any] = {
+    "set": lambda td, new: td.set("k", new),
+    "update": lambda td, new: td.update({"k": new, "a": torch.zeros(4)}),
+    "rename": lambda td, new: td.set("other", new).rename_key_("other", "k"),
+    "pop_and_set": lambda td, new: (td.pop("k"), td.set("k", new)),
+    "delete_and_update": lambda td, new: (td.del_("k"), td.update({"k": new})),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("new", KINDS)
+@pytest.mark.parametrize("old", KINDS)
+def test_entry_is_replaced_by_one_of_any_kind(
+    old: str, new: str, change: str, location: dict[str, Any]
+) -> None:
+    pytest.importorskip("td_tensorclass")
+    data = make_data().set("k", KINDS[old])
+    store = data.to_store(**location)
+    held = store["k"]
+    CHANGES[change](store, KINDS[new])
+    CHANGES[change](data, KINDS[new])
+    assert_same(store.to_local(), data)
+    assert_same(reopen(store, location).to_local(), data)
+    if isinstance(held, torch.Tensor):
+        assert torch.equal(held.clone(), KINDS[old])
+
+
+def test_value_whose_name_an_array_has_is_not_shown_to_tensordict(location: dict[str, Any]) -> None:
+    pytest.importorskip("td_tensorclass")
+    tied = torch.ones(4)
+    store = TensorDict({"a": tied, "b": tied}, [4]).to_store(**location)
+    del store["a"]  # the array has the name 'a', and stays for 'b'
+    store["a"] = "text"
+    assert_same(reopen(store, location).to_local(), TensorDict({"b": tied, "a": "text"}, [4]))
+    connection = store["b"].source.connection
+    assert connection.run(lambda client: client.smembers(connection.key("__keys__"))) == set()
+    del store["b"]
+    store["c"] = tied
+    connection.run(lambda client: client.delete(connection.key("td")))
+    seen = reopen(store, location)
+    assert (seen["a"], sorted(seen.keys())) == ("text", ["a", "c"])
+
+
+@pytest.mark.parametrize("old", ["value", "values"])
+def test_value_of_a_store_is_locked(old: str, location: dict[str, Any]) -> None:
+    pytest.importorskip("td_tensorclass")
+    store = make_data().set("k", KINDS[old]).to_store(**location)
+    with pytest.raises(td_core.LockedError, match="cannot clear the collection: the NonTensor.* is locked"):
+        store.get("k").clear()
+    assert store["k"] == KINDS[old]
+
+
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64,
           torch.float8_e4m3fn]  # fmt: skip
 

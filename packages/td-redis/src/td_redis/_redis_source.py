@@ -186,7 +186,7 @@ class RedisSource:
                 shape = [
                     len(range(x.start, x.stop, x.step)) if isinstance(x, slice) else len(x) for x in index
                 ]
-                found[i] = torch.frombuffer(data, dtype=torch.uint8).view(runs.source.dtype).view(shape)
+                found[i] = _make_tensor(data, runs.source.dtype, shape)
         return [found[i] for i in range(len(requests))]
 
     def _find_runs(self, index: SourceIndex, data: bytes = b"") -> Runs:
@@ -218,7 +218,7 @@ class RedisSource:
 
     def keep(self, data: bytes) -> None:
         """Keep the elements of the array, which was removed."""
-        self.memory = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self.dtype).view(self.shape)
+        self.memory = _make_tensor(bytearray(data), self.dtype, self.shape)
 
     def flush(self) -> None:
         """Do nothing: the server has what was written."""
@@ -226,6 +226,11 @@ class RedisSource:
     def reopen(self, storage_options: Mapping[str, object]) -> None:
         """Give the connection its options again."""
         self.connection.reopen(storage_options)
+
+
+def _make_tensor(data: bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Return the elements with some bytes, of which there may be none."""
+    return torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
 
 
 def _split(todo: Sequence[Runs]) -> list[list[tuple[int, Runs]]]:

@@ -190,8 +190,13 @@ class _Foreign:
         return load_table(dump_table(encoded, [self.places[id(leaf)] for leaf in encoded.leaves]), self.where)
 
 
+def _list_arrays(table: Encoded) -> set[str]:
+    return {name for place in table.leaves for name in list_names(place)}
+
+
 def _list_visible(table: Encoded) -> Iterator[tuple[str, Any]]:
     """Yield the names that tensordict sees: of arrays with None, of values with their encoding and their JSON."""
+    arrays = _list_arrays(table)
     todo: list[tuple[int, tuple[str, ...]]] = [(0, ())] if table.nodes[0]["kind"] == "TensorDict" else []
     while todo:
         position, path = todo.pop()
@@ -202,7 +207,7 @@ def _list_visible(table: Encoded) -> Iterator[tuple[str, Any]]:
                     yield name, None
             elif (kind := table.nodes[ref]["kind"]) == "TensorDict":
                 todo.append((ref, (*path, key)))
-            elif kind in _ENCODINGS:
+            elif kind in _ENCODINGS and name not in arrays:  # the array of another entry can have the name
                 value, types = table.values[table.nodes[ref]["values"][0][1]]
                 if types is None:
                     yield name, (_ENCODINGS[kind], json.dumps(value))
@@ -254,7 +259,7 @@ def _write(
     key, token = connection.key, secrets.token_hex(8)
     arrays = {name: array for plan in plans for name, array in plan.arrays.items()}
     sources = {} if old is None else old.sources
-    kept = {name for place in table.leaves for name in list_names(place)} - arrays.keys()
+    kept = _list_arrays(table) - arrays.keys()
     removed = [name for name in sources if name not in kept and pipe.exists(key("d", name))]
     _upload(client, {key(token, "new", name): array for name, array in arrays.items()}, blank)
     pipe.multi()
@@ -263,6 +268,7 @@ def _write(
         pipe.delete(key("m", name)).hdel(key("stamps"), name)
     for name, array in arrays.items():
         pipe.rename(key(token, "new", name), key("d", name)).persist(key("d", name))
+        pipe.delete(key("m", name))  # what it says of a value that had the name
         pipe.hset(key("m", name), mapping={"shape": json.dumps(list(array.shape)), "dtype": str(array.dtype)})
         pipe.hset(key("stamps"), name, token)
     before = {} if old is None else dict(_list_visible(old.table))
