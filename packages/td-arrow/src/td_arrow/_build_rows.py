@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from td_core.errors import FormatError, MissingPluginError
-from td_core.spi import STORABLE, decode_table, prune_table, show_path
+from td_core.spi import STORABLE, decode_table, show_path
 from td_store.arrays import TableBuilder, restore
 
 from ._nulls import Path, show_column
@@ -70,9 +70,8 @@ class RowBuilder:
                     else:
                         self._add_item(entries, key, item)
         self._add_masks(masks, mask_key)
-        encoded = prune_table(self.builder.table)
         try:
-            return decode_table(encoded, [self.leaves[ref] for ref in encoded.leaves], self.where)
+            return decode_table(self.builder.table, self.leaves, self.where)
         except MissingPluginError as error:
             values = [path for path, item in self.items.items() if isinstance(item, (RowValues, One))]
             names = ", ".join(show_path(self.plan.keys[path]) for path in values[:3])

@@ -131,31 +131,36 @@ class _OpenColumns:
         self, name: str, mode: str, cache: int, table: Table, files: tuple[GroupedFile, ...]
     ) -> None:
         self._name, self._mode, self._cache, self._table, self._files = name, mode, cache, table, files
+        self._place = [(show_file(file.path), file.stamp) for file in files[:1]]
         self._shapes = find_features(table.schema.metadata)
         self._fields = list_fields(table.schema, table.where)
-        self._known = [list_fields(part.schema, part.where) for part in table.list_tables()]
+        #: The columns of each file, if there are several.
+        self._known = [
+            list_fields(part.schema, part.where) for part in table.list_tables() if part is not table
+        ]
 
     def fetch(self, paths: Iterable[Path]) -> Columns:
         """Yield each column, those that are read now last."""
         eager = []
-        for path in paths:
-            leaf = self._open_column(path)
+        may_map = self._name == "arrow" and len(self._table.groups) == 1
+        # What can be mapped is read at no cost.
+        columns = self._table.read(paths) if may_map else ((path, None) for path in paths)
+        for path, array in columns:
+            dense = find_form(self._fields[path], path, self._shapes)
+            leaf = None
+            if dense is not None and all(path in known for known in self._known):
+                leaf = None if array is None else self._map_column(path, array, dense)
+                leaf = self._open_column(path, dense) if leaf is None else leaf
             if leaf is None:
                 eager.append(path)
             else:
                 yield path, leaf
         yield from self._table.read(eager)
 
-    def _open_column(self, path: Path) -> Tensor | None:
+    def _open_column(self, path: Path, dense: Dense) -> Tensor | None:
         """Return a leaf that is read when it is used; None for a column that must be read now."""
         field = self._fields[path]
-        dense = find_form(field, path, self._shapes)
-        if dense is None or any(path not in known for known in self._known):
-            return None
         if self._name == "arrow":
-            mapped = self._map_column(path, dense)
-            if mapped is not None:
-                return mapped
             if self._mode == "r+":
                 raise UnsupportedOperationError(
                     f"{self._table.where}: column {show_column(path)} cannot be written in place: it is compressed, has nulls, "
@@ -183,13 +188,11 @@ class _OpenColumns:
         chunks = [chunk for table in tables for chunk in table.list_chunks(path)]
         return any(chunk.nulls is None or chunk.nulls for chunk in chunks)
 
-    def _map_column(self, path: Path, dense: Dense) -> Tensor | None:
-        if len(self._table.groups) != 1:
-            return None
-        leaf = _view_column(self._table, path, dense)
+    def _map_column(self, path: Path, array: pa.ChunkedArray, dense: Dense) -> Tensor | None:
+        leaf = _view_column(array, dense, self._table.mapped)
         if leaf is None or self._mode == "c":
             return leaf
-        place = (show_file(self._files[0].path), self._files[0].stamp, path, tuple(dense))
+        place = (*self._place[0], path, tuple(dense))
         if self._mode == "r":
             return as_mapped(leaf, rebuild_column, *place)
         return StoredTensor(MappedColumn(*place, leaf.shape, leaf.dtype))
@@ -218,29 +221,30 @@ class _ObjectColumns(_OpenColumns):
         )
 
 
-def _view_column(table: Table, path: Path, dense: Dense) -> Tensor | None:
+def _view_column(column: pa.ChunkedArray, dense: Dense, mapped: torch.UntypedStorage | None) -> Tensor | None:
     """Return a leaf that is a view of a mapped file; None if it is compressed, or has nulls or bits."""
-    array = join_chunks(next(iter(table.read([path])))[1])
+    array = join_chunks(column)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     numbers, levels = peel(array)
     buffer = numbers.buffers()[1]
-    if numbers.null_count or any(level is not None for level in levels) or dense.stored == torch.bool:
+    if numbers.null_count or levels.count(None) < len(levels) or dense.stored is torch.bool:
         return None
-    if buffer is None or table.mapped is None or not is_inside(buffer, table.mapped):
+    if buffer is None or mapped is None or not is_inside(buffer, mapped):
         return None
     width, count = dense.stored.itemsize, len(numbers)
     if pa.types.is_fixed_size_binary(numbers.type):
         width, count = numbers.type.byte_width, count * math.prod(dense.stored_shape)
     begin = numbers.offset * width
-    leaf = convert(view_buffer(buffer, dense.stored, count, begin, None, table.mapped), dense)
+    leaf = convert(view_buffer(buffer, dense.stored, count, begin, None, mapped), dense)
     return leaf if not count or leaf.data_ptr() == buffer.address + begin else None
 
 
 def _map_again(path: str, stamp: Stamp, column: Path, form: tuple[Any, ...], shared: bool) -> Tensor:
     # What was written has changed the time of the last write.
     check_stamp(path, stamp, written=shared)
-    leaf = _view_column(read_arrow(map_path(path, shared=shared), path, check=False), column, Dense(*form))
+    table = read_arrow(map_path(path, shared=shared), path, check=False)
+    leaf = _view_column(next(table.read([column]))[1], Dense(*form), table.mapped)
     if leaf is None:
         raise UnsupportedOperationError(f"{path}: column {show_column(column)} cannot be mapped")
     return leaf

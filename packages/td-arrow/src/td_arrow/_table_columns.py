@@ -89,12 +89,15 @@ def plan_columns(
     else:
         table, header = found
         result = TableColumns(table, lead=header["lead"], header=header)
-        _drop_missing(result, fields, where, strict)
     places = _list_places(table)
+    if not all(path in fields for path, _ in places):
+        _drop_missing(table, fields, where, strict)
+        places = _list_places(table)
     known = {path for path, _ in places}
     hidden = {*_list_index_columns(schema), (EMPTY,)}
     new = [path for path in _list_columns(fields, known) if path not in known and path not in hidden]
-    _add_new(result, new, fields, separator, where)
+    if new:
+        _add_new(result, new, fields, separator, where)
     result.table = select_keys(table, keys, where)
     for path, key in places if keys is None and not new else _list_places(result.table):
         if path in fields:  # else its entry is dropped
@@ -131,8 +134,8 @@ def _list_places(table: Encoded) -> list[tuple[Path, Path]]:
             raise FormatError(f"its place in the header is damaged, {place!r:.200}")
         if path is not None:
             result.append((path, key))
-    keys = table.node_paths(members=False)
-    for row, key in zip(table.nodes, keys, strict=True):
+    keys = table.node_paths(members=False) if table.values else []
+    for row, key in zip(table.nodes, keys):
         for _, ref in row["values"]:
             path = _get_column(table.values[ref])
             if path is not None:
@@ -160,11 +163,9 @@ def _list_index_columns(schema: pa.Schema) -> list[Path]:
         return []
 
 
-def _drop_missing(
-    result: TableColumns, fields: Mapping[Path, pa.Field], where: str, strict: bool | None
-) -> None:
+def _drop_missing(table: Encoded, fields: Mapping[Path, pa.Field], where: str, strict: bool | None) -> None:
     """Remove the entries of columns that the table has no longer."""
-    table, gone = result.table, []
+    gone: list[Path] = []
     for row in table.nodes:
         for group in ("entries", "members"):
             kept = []
@@ -180,7 +181,7 @@ def _drop_missing(
                 if not missing:
                     kept.append([key, ref])
             row[group] = kept
-    if not gone or strict is False:
+    if strict is False:
         return
     names = ", ".join(dict.fromkeys(map(show_column, gone)))
     if strict:

@@ -212,11 +212,12 @@ def _check_batches(batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def _has_fixed_width(kind: pa.DataType) -> bool:
+    if pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind):
+        return True
     if isinstance(kind, pa.BaseExtensionType):
         return _has_fixed_width(kind.storage_type)
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_struct(kind):
-        return all(_has_fixed_width(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind))
+    nested = pa.types.is_fixed_size_list(kind) or pa.types.is_struct(kind)
+    return nested and all(_has_fixed_width(kind.field(i).type) for i in range(kind.num_fields))
 
 
 class JoinedTable(Table):
