@@ -156,16 +156,19 @@ class CsvText:
     def has_leading_zeros(self) -> bool:
         """Return True if a field may begin with a zero and a digit, or be hexadecimal."""
         begin = re.compile(rb'[\r\n" %s][+-]?0[0-9xX]' % re.escape(self._delimiter.encode()))
-        content = self._content
+        content, delimiter = self._content, ord(self._delimiter)
         if begin.match(b"\n" + content[:3]):
             return True
         for start in range(0, len(content) - 2, _BLOCK):
             block = np.frombuffer(content, np.uint8, min(_BLOCK + 2, len(content) - start), start)
             before, after = block[:-2], block[2:]
-            # Most bytes in front of a field are below the digits: one comparison finds them.
-            found = (before < ord(".")) | (before == ord(self._delimiter))
-            found &= block[1:-1] == ord("0")
-            found &= (after - np.uint8(ord("0")) < 10) | (after | 32 == ord("x"))
+            # Few comparisons find most places: bytes in front of a field are below the digits, those behind a zero are not.
+            found = (block[1:-1] == ord("0")) & (after >= ord("0"))
+            found &= (
+                before < ord(".") if delimiter < ord(".") else (before < ord(".")) | (before == delimiter)
+            )
+            if delimiter >= ord("0"):
+                found &= after != delimiter
             if found.any():
                 for place in (np.flatnonzero(found) + start).tolist():
                     if begin.match(content, place) or begin.match(content, max(place - 1, 0)):
@@ -320,13 +323,8 @@ def _is_doubtful(array: pa.ChunkedArray, zeros: bool, is_given: bool) -> bool:
 
 def _is_large(array: pa.ChunkedArray) -> bool:
     """Return True for floats that may be integers of more than 64 bits, which pyarrow rounds."""
-    for _ in range(2):
-        ends = pc.min_max(array).as_py().values()
-        largest = max((abs(number) for number in ends if number is not None), default=0.0)
-        if largest != np.inf:
-            return bool(largest >= 2.0**63)
-        array = array.filter(pc.is_finite(array))
-    return False
+    parts = [np.abs(chunk.to_numpy(zero_copy_only=False)) for chunk in array.chunks]
+    return any(((part >= 2.0**63) & (part < np.inf)).any() for part in parts)
 
 
 def _choose_type(
