@@ -364,13 +364,25 @@ def remote(session: nox.Session) -> None:
 
 @nox.session(venv_params=BARE)
 def tables(session: nox.Session) -> None:
-    """Exchange tables with other programs: pandas, polars, duckdb, Hugging Face datasets."""
+    """Exchange tables with other programs: pandas, polars, duckdb, Hugging Face datasets, xarray, JAX."""
     environment = Environment(
         session,
         (CORE, STORE, "td-tensorclass", "td-arrow"),
-        extra=("pandas", "polars", "duckdb", "datasets"),
+        extra=("pandas", "polars", "duckdb", "datasets", "xarray", "jax"),
     )
     environment.pytest("packages/td-arrow/tests", *session.posargs)
+
+
+@nox.session(venv_params=BARE)
+def mds(session: nox.Session) -> None:
+    """Exchange data sets with mosaicml-streaming, without its bounds for numpy and torchvision, which it does not need here."""
+    needs = (
+        "boto3", "Brotli", "google-cloud-storage", "matplotlib", "paramiko", "python-snappy", "transformers<5", "zstd", "oci",
+        "azure-storage-blob", "azure-storage-file-datalake", "azure-identity", "catalogue",
+    )  # fmt: skip
+    environment = Environment(session, (CORE, STORE, "td-tensorclass", "td-arrow"), extra=needs)
+    environment.install("--no-deps", "mosaicml-streaming")
+    environment.pytest("packages/td-arrow/tests/test_mds_library.py", *session.posargs)
 
 
 @nox.session(venv_params=BARE)
