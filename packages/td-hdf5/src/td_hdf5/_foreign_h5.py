@@ -197,8 +197,8 @@ class _Reader:
 
     def _add_numbers(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
         array = describe(dataset.id, name, self.path)
-        leaf = _read_attribute(dataset, _DTYPE)
-        place = None
+        leaf, place = dataset.attrs.get(_DTYPE), None
+        leaf = leaf.decode(errors="replace") if isinstance(leaf, bytes) else leaf
         if isinstance(leaf, str) and f"torch.{leaf}" in STORABLE:
             place = {"tensor": name, "dtype": f"torch.{leaf}"}
         self.add_leaf(position, key, name, array, place)
@@ -265,8 +265,3 @@ def _is_opaque(dtype: np.dtype[Any]) -> bool:
 def _get_address(group: h5py.Group) -> object:
     info = h5py.h5o.get_info(group.id)
     return info.fileno, info.addr
-
-
-def _read_attribute(dataset: h5py.Dataset, name: str) -> object:
-    value = dataset.attrs.get(name)
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -106,13 +106,10 @@ def _make_layout(data: object, join: Callable[[KeyPath], str], blank: bool) -> L
     groups: list[str | None] = []
     for path, row in zip(plan.nodes, plan.header["nodes"], strict=True):
         has_group = not path or row["entries"] or row["members"] or not row["values"]
-        groups.append(join(path) if has_group and not _has_array(path, join, plan) else None)
+        # Keys that are escaped can give a dataset the name of a group.
+        is_taken = any(join(path[:length]) in plan.arrays for length in range(1, len(path) + 1))
+        groups.append(join(path) if has_group and not is_taken else None)
     return Layout(plan, groups)
-
-
-def _has_array(path: KeyPath, join: Callable[[KeyPath], str], plan: ArrayPlan) -> bool:
-    """Return True if a dataset has the name of a group of a path, as it can be for keys that are escaped."""
-    return any(join(path[:length]) in plan.arrays for length in range(1, len(path) + 1))
 
 
 def read_arrays(header: Any, path: str) -> tuple[Encoded, dict[str, Array]]:

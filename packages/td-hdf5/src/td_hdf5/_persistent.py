@@ -106,7 +106,9 @@ class _Store(LiveStore):
             try:
                 links.remove(found.list_links() - plan.kept)
                 for layout, group in plan.layouts:
-                    self._write_entry(file, layout, group, links)
+                    links.added += [name for name, _ in layout.list_links()]
+                    find_linked = partial(self._find_linked, links)
+                    write_arrays(file, layout, self.options, above=group, find_linked=find_linked)
                 new = plan.finish()
                 self._write_texts(found, new, plan.columns, links, texts)
                 self._write_facts(file, found, new)
@@ -121,11 +123,6 @@ class _Store(LiveStore):
                 self.file.structure += 1
             for source in change.release():
                 source.keep(links.find_dataset(source.name))
-
-    def _write_entry(self, file: h5py.h5f.FileID, layout: Layout, group: str, links: Links) -> None:
-        """Write the groups and datasets of an entry; the whole leaves of this file get another link."""
-        links.added += [name for name, _ in layout.list_links()]
-        write_arrays(file, layout, self.options, above=group, find_linked=partial(self._find_linked, links))
 
     def _write_texts(
         self, before: Save, after: Save, columns: Mapping[str, TextColumn], links: Links, texts: TextChanges

@@ -6,7 +6,7 @@ Its JSON is ``{"version": 1, "root": LEVEL}``. A level has ``batch_size``, ``nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -206,7 +206,10 @@ def _read_class(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"its class is {name!r}")
     dotted = name.removeprefix("<class '").removesuffix("'>")
-    return next((tag for tag in list_tags(dotted) if kinds.find(tag) is not None), dotted)
+    parts = dotted.split(".")
+    # The module may end at each of the dots.
+    tags = (f"{'.'.join(parts[:i])}:{'.'.join(parts[i:])}" for i in range(len(parts) - 1, 0, -1))
+    return next((tag for tag in tags if kinds.find(tag) is not None), dotted)
 
 
 def build_foreign_table(arrays: Mapping[str, Array]) -> Encoded:
@@ -237,9 +240,3 @@ def build_foreign_table(arrays: Mapping[str, Array]) -> Encoded:
 def _split_name(name: str) -> tuple[str, ...]:
     parts = tuple(name.split("."))
     return parts if all(parts) else (name,)
-
-
-def list_tags(name: str) -> Iterable[str]:
-    """Return the tags that a dotted class name can mean: the module may end at each of the dots."""
-    parts = name.split(".")
-    return (f"{'.'.join(parts[:i])}:{'.'.join(parts[i:])}" for i in range(len(parts) - 1, 0, -1))

@@ -89,12 +89,8 @@ def _find_birth(file: str | int, status: os.stat_result) -> int | None:
     return birth
 
 
-def _find_statx() -> Any:
-    """Return ``statx`` of the C library, which Python has since 3.15; None on other systems."""
-    return getattr(ctypes.CDLL(None), "statx", None) if sys.platform == "linux" else None
-
-
-_STATX = _find_statx()
+#: ``statx`` of the C library, which Python has since 3.15; None on other systems.
+_STATX: Any = getattr(ctypes.CDLL(None), "statx", None) if sys.platform == "linux" else None
 
 
 def map_file(fd: int, *, shared: bool = False, path: str | None = None) -> torch.UntypedStorage:

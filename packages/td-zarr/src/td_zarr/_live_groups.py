@@ -185,9 +185,8 @@ class _LiveGroup(LiveStore):
     def _write_root(self, group: GroupContent, documents: Mapping[str, object]) -> None:
         """Write the root of a group, with the metadata of its groups and arrays."""
         header = add_texts(make_table_header(group.table))
-        header["check"] = compute_check(
-            (name, group.arrays[name].shape) for name in _list_arrays(group.table)
-        )
+        names = {name for place in group.table.leaves for name in list_names(place)}
+        header["check"] = compute_check((name, group.arrays[name].shape) for name in names)
         if not group.is_strict:
             header["sparse"] = True
         root = self.objects.root
@@ -233,11 +232,6 @@ def _find_free(name: str, taken: Container[str]) -> str:
 
 def _list_below(group: str, documents: Iterable[str]) -> list[str]:
     return [name for name in documents if name == group or name.startswith(f"{group}/")]
-
-
-def _list_arrays(table: Encoded) -> set[str]:
-    """Return the names of the arrays of a table."""
-    return {name for place in table.leaves for name in list_names(place)}
 
 
 def _find_unused(

@@ -155,17 +155,22 @@ def lazy_stack(input: Iterable[object], dim: int = 0, *, out: Any = None, **kwar
     if tensors:
         return torch.stack(_check_tensors(items, "stack", out), dim, out=out)
     sizes = _get_batch_sizes(items, "stack")
+    check_member_sizes(sizes, strict)
     size = sizes[0]
-    for i, other in enumerate(sizes):
-        if other != size and (strict or len(other) != len(size)):
-            raise BatchSizeError(
-                f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}"
-            )
     position = wrap_dim(dim, len(size) + 1, "lazy_stack: dim")
     result = items[0]._stack_lazily(items, position)
     if out is not None:
         return write_result(out, torch.Size((*size[:position], len(items), *size[position:])), result)
     return _set_dim_name(result, position, name)
+
+
+def check_member_sizes(sizes: Sequence[torch.Size], strict: bool) -> None:
+    """Raise BatchSizeError if the batch sizes of the members of a lazy stack differ, or only their numbers of dims."""
+    for i, size in enumerate(sizes):
+        if size != sizes[0] and (strict or len(size) != len(sizes[0])):
+            raise BatchSizeError(
+                f"cannot stack: item 0 has batch size {list(sizes[0])} and item {i} has {list(size)}"
+            )
 
 
 def _parse_options(

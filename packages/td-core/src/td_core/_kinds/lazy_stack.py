@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._convert.from_python import from_list
 from .._functions.entries import NOT_GIVEN, get_default, parse_get_options
+from .._functions.joining import check_member_sizes
 from .._methods.collection import TensorDictBase
 from .._plans.elements import Where
 from .._plans.index import plan_index
@@ -87,7 +88,7 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
         self._init(members, dim, stack_dim_name, hook_in, hook_out)
         self._empty_size = torch.Size(provided or (0,))
         self._empty_device = None if device is None else as_device(device)
-        _check_member_sizes(members, strict_shape)
+        check_member_sizes([member.batch_size for member in members], strict_shape)
         if members and batch_size is not None and self.batch_size != provided:
             raise BatchSizeError(
                 f"batch_size {list(provided)} was given, the members make {list(self.batch_size)}"
@@ -679,15 +680,6 @@ def _parse_stack_dim(
     if not 0 <= dim <= ndim:
         raise CollectionIndexError(f"stack_dim {stack_dim} is out of range for members of {ndim} batch dims")
     return dim, (*size[:dim], 0, *size[dim:]) if is_of_members else size
-
-
-def _check_member_sizes(members: Sequence[Core], strict: bool) -> None:
-    sizes = [member.batch_size for member in members]
-    for i, size in enumerate(sizes):
-        if len(size) != len(sizes[0]) or (strict and size != sizes[0]):
-            raise BatchSizeError(
-                f"cannot stack: item 0 has batch size {list(sizes[0])}, item {i} has {list(size)}"
-            )
 
 
 FACTORIES.lazy_stack = LazyStackedTensorDict._of

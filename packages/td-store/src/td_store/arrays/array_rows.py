@@ -177,16 +177,12 @@ def _group_members(
             if not found:
                 todo.append(([*refs], [ref for ref in refs.values() if isinstance(ref, int)]))
                 continue
-            looks = {_describe_look(leaves[p], uneven) for p in found}
+            chosen = [leaves[p] for p in found]
+            looks = {(leaf.ndim if uneven else leaf.shape, leaf.dtype, leaf.device) for leaf in chosen}
             if len(found) < len(refs) or len(looks) > 1 or not all(free[p] for p in found):
                 return None
             groups.append(([*refs], found))
     return groups
-
-
-def _describe_look(leaf: Tensor, uneven: bool) -> tuple[object, ...]:
-    """Return what the leaves of one array have in common."""
-    return leaf.ndim if uneven else leaf.shape, leaf.dtype, leaf.device
 
 
 def _is_alike(row: Row, first: Row, uneven: bool) -> bool:

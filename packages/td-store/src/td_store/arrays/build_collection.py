@@ -108,10 +108,6 @@ class RefusedValues(Keeper):
         self.check(node, ())
         yield
 
-    def of_part(self) -> Keeper:
-        """Return this keeper."""
-        return self
-
     def __reduce__(self) -> tuple[object, ...]:
         return RefusedValues, (self.where,)
 
