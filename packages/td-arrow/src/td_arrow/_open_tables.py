@@ -142,14 +142,14 @@ class _OpenColumns:
     def fetch(self, paths: Iterable[Path]) -> Columns:
         """Yield each column, those that are read now last."""
         eager = []
-        may_map = self._name == "arrow" and len(self._table.groups) == 1
-        # What can be mapped is read at no cost.
+        may_map = self._table.mapped is not None and len(self._table.groups) == 1
+        # What is mapped is read at no cost.
         columns = self._table.read(paths) if may_map else ((path, None) for path in paths)
         for path, array in columns:
             dense = find_form(self._fields[path], path, self._shapes)
             leaf = None
             if dense is not None and all(path in known for known in self._known):
-                leaf = None if array is None else self._map_column(path, array, dense)
+                leaf = self._map_column(path, dense, array) if self._name == "arrow" else None
                 leaf = self._open_column(path, dense) if leaf is None else leaf
             if leaf is None:
                 eager.append(path)
@@ -188,8 +188,8 @@ class _OpenColumns:
         chunks = [chunk for table in tables for chunk in table.list_chunks(path)]
         return any(chunk.nulls is None or chunk.nulls for chunk in chunks)
 
-    def _map_column(self, path: Path, array: pa.ChunkedArray, dense: Dense) -> Tensor | None:
-        leaf = _view_column(array, dense, self._table.mapped)
+    def _map_column(self, path: Path, dense: Dense, array: pa.ChunkedArray | None) -> Tensor | None:
+        leaf = None if array is None else _view_column(array, dense, self._table.mapped)
         if leaf is None or self._mode == "c":
             return leaf
         place = (*self._place[0], path, tuple(dense))
@@ -201,7 +201,7 @@ class _OpenColumns:
 class _ObjectColumns(_OpenColumns):
     source = ObjectGroupSource
 
-    def _map_column(self, path: Path, dense: Dense) -> Tensor | None:
+    def _map_column(self, path: Path, dense: Dense, array: pa.ChunkedArray | None) -> Tensor | None:
         """Return a leaf whose rows are read as ranges of bytes; None if its numbers are not in one piece of the file."""
         (table, *others) = self._table.list_tables()
         if (
