@@ -133,9 +133,6 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def extend(self, tensordict: object) -> None:
         """Raise StructureError: one value for the whole batch has no elements to extend.
 
-        Raises:
-            StructureError: always.
-
         >>> NonTensorData("a").extend(["b"])
         Traceback (most recent call last):
         td_core.errors.StructureError: a NonTensorData holds one value for the whole batch, to which ['b'] cannot

@@ -248,11 +248,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         object.__setattr__(self, name, value)
 
     def register_parameter(self, name: str, *args: object, **kwargs: object) -> None:
-        """Raise TypeError: entries are set by key.
-
-        Raises:
-            TypeError: always.
-        """
+        """Raise TypeError: entries are set by key."""
         raise TypeError(
             f"set {name!r} by key: params[{name!r}] = ..., a Buffer where it is to be one; what computes a parameter anew at "
             "each call, as pruning and parametrizations do, needs it in a module of its own"

@@ -191,22 +191,14 @@ class ConversionMixin(Core):
         return self.to_dict(convert_tensors="numpy", retain_none=False)
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise TypeError: otherwise ``numpy.asarray`` would treat a collection as a sequence.
-
-        Raises:
-            TypeError: always.
-        """
+        """Raise TypeError: otherwise ``numpy.asarray`` would treat a collection as a sequence."""
         raise TypeError(
             f"a {type(self).__name__} is not one array: numpy() gives an array for each tensor, to_struct_array() one "
             "structured array, and tolist() the values; an object array takes collections one by one"
         )
 
     def __dlpack__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raise TypeError: otherwise ``torch.as_tensor`` would treat a collection as a sequence without elements.
-
-        Raises:
-            TypeError: always.
-        """
+        """Raise TypeError: otherwise ``torch.as_tensor`` would treat a collection as a sequence without elements."""
         raise TypeError(
             f"a {type(self).__name__} is not one tensor, so torch.as_tensor(), torch.tensor() and the like do not take it: "
             'td["key"] gives a tensor, td.apply(function) calls a function for each, cat_tensors() and stack_tensors() '
