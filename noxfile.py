@@ -416,7 +416,7 @@ def clients(session: nox.Session) -> None:
     TorchRL and others ask for older releases of tensordict, so their dependencies are not resolved, but listed. Needs Python
     3.11, as some of them do.
     """
-    environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
+    environment = Environment(session, EVERYTHING, extra=(REFERENCE, "fakeredis", "lupa"))
     environment.install("--no-deps", "-r", "tests/clients/requirements.txt")
     environment.pytest("tests/clients", "-rs", "--durations=0", "--durations-min=1", *session.posargs)
     environment.pytest("tests/test_distributed_examples.py", "-k", "ray")

@@ -17,6 +17,7 @@ NEEDS = {
     "ppo": "torchrl",
     "sac": "torchrl",
     "replay": "torchrl",
+    "store_replay": "fakeredis",
     "losses_vmap": "torchrl",
     "multi_agent": "torchrl",
     "workers": "torchrl",
