@@ -10,6 +10,8 @@ import torch
 
 import td
 import td_hdf5
+from td_core import TensorCollection
+from td_core.typing import BatchSize, DeviceType
 
 __all__ = ["PersistentTensorDict"]
 
@@ -45,7 +47,13 @@ class PersistentTensorDict(td_hdf5.PersistentTensorDict, metaclass=_AnyBackend):
 
 
 def _save(
-    cls: Any, /, input_dict: Any, filename: str | os.PathLike[str], *, backend: str = "h5", **options: Any
+    cls: type[TensorCollection],
+    /,
+    input_dict: Any,
+    filename: str | os.PathLike[str],
+    *,
+    backend: str = "h5",
+    **options: Any,
 ) -> Any:
     """Save a dict or collection as an HDF5 file or Zarr group, and return it opened for writing."""
     _check_backend(backend)
@@ -65,11 +73,11 @@ def _check_backend(backend: str) -> None:
 
 def _open_group(
     *,
-    batch_size: Any = None,
+    batch_size: BatchSize | None = None,
     filename: str | os.PathLike[str] | None = None,
     group: Any = None,
     mode: str = "r",
-    device: Any = None,
+    device: DeviceType | None = None,
     validate_batch_size: bool = True,
     **options: Any,
 ) -> Any:
@@ -97,9 +105,9 @@ def _save_group(
     filename: str | os.PathLike[str],
     *,
     auto_batch_size: bool = False,
-    batch_size: Any = None,
+    batch_size: BatchSize | None = None,
     batch_dims: int | None = None,
-    device: Any = None,
+    device: DeviceType | None = None,
     **options: Any,
 ) -> Any:
     _check_device(device)
@@ -112,7 +120,7 @@ def _save_group(
     return data.to_zarr(filename, **options)
 
 
-def _check_device(device: Any) -> None:
+def _check_device(device: DeviceType | None) -> None:
     if device is not None and torch.device(device).type != "cpu":
         raise ValueError(
             f"the leaves of a Zarr group are read on the CPU; got the device {device!r}: move what is read"

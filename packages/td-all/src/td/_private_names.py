@@ -16,6 +16,7 @@ from torch import Tensor
 import td
 import td_core
 import td_tensorclass
+from td_core import TensorCollection
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import pytree
 
@@ -263,7 +264,12 @@ def _create_stored(make: Callable[..., object]) -> Any:
     """Make ``from_schema`` create the files of tensordict's storages, and return them opened for writing."""
 
     def wrapper(
-        cls: Any, /, schema: Mapping[Any, Any], *, storage: str | None = None, **options: Any
+        cls: type[TensorCollection],
+        /,
+        schema: Mapping[Any, Any],
+        *,
+        storage: str | None = None,
+        **options: Any,
     ) -> object:
         if storage not in ("h5", "zarr"):
             return make(schema, storage=storage, **options)

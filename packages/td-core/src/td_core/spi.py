@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._convert.printing import PrintedNode
 from ._encode.check_lines import add_check_line, compare_check_line
 from ._encode.decode import decode
 from ._encode.node_kinds import Encoded, NodeKind, as_named, encode, user_class
@@ -31,6 +32,7 @@ from ._formats.serializers import Serializer, check_same_format
 from ._kinds.parameters import map_in_roles
 from ._kinds.parameters_saved import list_unusual_roles
 from ._kinds.wrapper import Wrapper
+from ._plans.elements import JoinPlan
 from ._plans.index import plan_index
 from ._plans.plans import MultiPlan, ShapePlan, as_batch_size
 from ._plans.shapes import stack_plan
@@ -72,7 +74,7 @@ from .typing import Source
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "SHORT_NAMES", "STORABLE", "VERSION", "WRAPPING",
     "Coercer", "Encoded", "EntrySchema", "JaggedParts", "Keeper", "Layout", "LazyFunction", "LeafSerializer", "MultiPlan",
-    "Node", "NodeKind", "Record", "Serializer", "ShapePlan", "Source", "StorageBackend", "StoredLeaf",
+    "JoinPlan", "Node", "NodeKind", "PrintedNode", "Record", "Serializer", "ShapePlan", "Source", "StorageBackend", "StoredLeaf",
     "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor",
     "check_in_memory", "check_mode", "check_names", "check_regular", "check_rows", "check_same_format", "check_table",
     "check_unlocked", "check_whole", "compare_check_line", "copy_all", "count_users", "decode", "decode_table",

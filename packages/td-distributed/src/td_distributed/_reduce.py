@@ -78,7 +78,7 @@ def all_reduce(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     bucket_bytes: int | None = None,
-) -> Any:
+) -> list[ReduceWork] | None:
     """Reduce every leaf over all ranks, in place; non-tensor data is not changed.
 
     Args:
@@ -118,7 +118,7 @@ def reduce(
     group: ProcessGroup | None = None,
     *,
     bucket_bytes: int | None = None,
-) -> Any:
+) -> list[ReduceWork] | None:
     """Reduce every leaf over all ranks into the collection of the rank ``dst``, in place; other ranks keep theirs.
 
     Args:

@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 import torch
 
+from td_core import TensorCollection
 from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperationError
 from td_core.spi import show_path
 from td_store.arrays import as_storable, check_growing, join_rows, refuse_objects
@@ -18,7 +19,7 @@ from ._read_h5 import Save, load, open_save
 from ._write_h5 import save, write_facts
 
 
-def append(rows: Any, path: Location) -> None:
+def append(rows: TensorCollection, path: Location) -> None:
     """Add rows along the first batch dim of a save.
 
     Datasets with chunks grow in place; the header follows when the rows are written, so that a process that is killed before
@@ -56,7 +57,7 @@ def append(rows: Any, path: Location) -> None:
                 _grow(place, file, leaves, rows.batch_size[0])
 
 
-def _append(rows: Any, path: Location) -> list[tuple[str, Any]] | None:
+def _append(rows: TensorCollection, path: Location) -> list[tuple[str, Any]] | None:
     """Return the dataset and the new rows of each leaf; None after the save was replaced by one with the rows."""
     place = find_filename(path)
     with open_save(path) as found:
@@ -77,7 +78,7 @@ def _append(rows: Any, path: Location) -> list[tuple[str, Any]] | None:
     return leaves
 
 
-def _check_structure(like: Any, rows: Any, path: str) -> None:
+def _check_structure(like: TensorCollection, rows: TensorCollection, path: str) -> None:
     if not like.batch_size:
         raise UnsupportedOperationError(f"{path} has no batch dim along which rows can be added")
     ndim = len(like.batch_size)
@@ -120,7 +121,7 @@ def _name_layout(leaf: torch.Tensor) -> str:
     return f"{leaf.layout}{' (nested)' * leaf.is_nested}"
 
 
-def _list_growing(found: Save, rows: Any) -> list[tuple[str, Any]] | None:
+def _list_growing(found: Save, rows: TensorCollection) -> list[tuple[str, Any]] | None:
     """Return the dataset and the new rows of each leaf; None if the save must be written anew."""
     if any(
         row["kind"] != "TensorDict"

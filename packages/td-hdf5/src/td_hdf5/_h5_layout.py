@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ def _make_layout(data: object, join: Callable[[KeyPath], str], blank: bool) -> L
     return Layout(plan, groups)
 
 
-def read_arrays(header: Any, path: str) -> tuple[Encoded, dict[str, Array]]:
+def read_arrays(header: Mapping[str, Any], path: str) -> tuple[Encoded, dict[str, Array]]:
     """Return the table of a header, with places and groups, and dtype and shape by name; FormatError if it is damaged."""
     table = load_array_table(header, path)
     arrays: dict[str, Array] = {}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from td_core import LockedError
 from td_core.spi import set_module
-from td_core.typing import ObjectInfo, ObjectLocation, ObjectStore, SourceIndex
+from td_core.typing import ObjectInfo, ObjectLocation, ObjectStore, Source, SourceIndex
 from td_store.arrays import ObjectFile, ObjectReader, Place, RangeSource, restore, upload
 
 from ._dataset_source import read_dataset
@@ -46,7 +46,7 @@ class ObjectH5File:
         self._lock = threading.RLock()
         self._opened: tuple[int, ObjectFile, h5py.File] | None = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ObjectH5File, (self.store, self.info)
 
     @property
@@ -66,7 +66,7 @@ class ObjectH5File:
                     self._opened = os.getpid(), content, h5py.File(content, "r")
             yield self._opened[1], self._opened[2].id
 
-    def make_source(self, name: str, array: Array, place: Place) -> Any:
+    def make_source(self, name: str, array: Array, place: Place) -> Source:
         """Return a source for the leaf of a place, which has one dataset."""
         with self.use() as (content, file):
             dataset, found = find_array(file, name, self.path, array)
@@ -96,7 +96,7 @@ class ObjectDataset:
         twin = restore(place, lambda name: torch.empty(array.shape, dtype=array.dtype, device="meta"))
         self.shape, self.dtype = twin.shape, twin.dtype
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ObjectDataset, (self.file, self.name, self.array, self.place)
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ import torch
 from td_core import TensorDict, kinds
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import Encoded, Node, as_batch_size, as_named, select_keys, set_module
-from td_core.typing import DeviceType
+from td_core.typing import BatchSize, DeviceType
 from td_store import StoredTensor
 from td_store.arrays import (
     Change,
@@ -310,7 +310,7 @@ class PersistentTensorDict(LiveCollection):
         filename: str | os.PathLike[str],
         *,
         auto_batch_size: bool = False,
-        batch_size: Any = None,
+        batch_size: BatchSize | None = None,
         device: DeviceType | None = None,
         backend: str = "h5",
         batch_dims: int | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -181,7 +181,7 @@ def describe_file(file: object, path: str, *, strict: bool | None = None, stacks
     return Save(path, file, other.table, other.arrays, None, True, other.others, other.loaded)
 
 
-def read_save(header: Any, path: str, file: object = None) -> Save:
+def read_save(header: Mapping[str, Any], path: str, file: object = None) -> Save:
     """Return the save that a header describes; FormatError if it is damaged, or of a later version."""
     table, arrays = read_arrays(header, path)
     others = list(header.get("others", ()))

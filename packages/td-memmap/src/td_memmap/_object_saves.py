@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core import TensorCollection, TensorDictFuture
 from td_core.spi import make_reporter, run_in_background, run_parallel
 from td_core.typing import NestedKey, ObjectLocation, ObjectStore
 from td_store import StoredTensor
@@ -110,7 +111,9 @@ def _read_lazily(place: ObjectLocation, options: LoadOptions, mode: str = "r") -
         return reader.load()
 
 
-def save_objects(data: Any, place: ObjectLocation, options: MemmapOptions, *, overwrite: bool) -> Any:
+def save_objects(
+    data: TensorCollection, place: ObjectLocation, options: MemmapOptions, *, overwrite: bool
+) -> TensorCollection | TensorDictFuture:
     """Save to an object store: a tree of objects, or an archive, which is one object."""
     if options.share_non_tensor:
         raise ValueError(

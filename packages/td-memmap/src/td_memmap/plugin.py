@@ -75,11 +75,11 @@ class DirectoryFormat(Serializer):
 
     save.__signature__ = add_overwrite(memmap)  # type: ignore[attr-defined]
 
-    def load_as(self, cls: type, location: Any, **options: Any) -> Any:
+    def load_as(self, cls: type, location: Any, **options: Any) -> TensorCollection:
         """Load the collection at ``location`` as an instance of ``cls``, if that class has declared fields."""
         return load_as(cls, LoadMemmapOptions(location, **options))
 
-    def load_(self, data: TensorCollection, location: Any, **options: Any) -> Any:
+    def load_(self, data: TensorCollection, location: Any, **options: Any) -> TensorCollection:
         """Copy the save at ``location`` into ``data`` in place; entries that the save lacks are kept."""
         return copy_save(data, LoadMemmapOptions(location, **options))
 
@@ -103,7 +103,7 @@ class DirectoryFormat(Serializer):
 
     def append(  # type: ignore[override]
         self,
-        rows: Any,
+        rows: TensorCollection,
         location: Any,
         *,
         allow_pickle: bool | None = None,

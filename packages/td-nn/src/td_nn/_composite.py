@@ -165,7 +165,7 @@ class CompositeDistribution(dist.Distribution):
     def _is_aggregating(self) -> bool:
         return composite_lp_aggregate() if self.aggregate is None else self.aggregate
 
-    def __getitem__(self, key: Key) -> Any:
+    def __getitem__(self, key: Key) -> dist.Distribution:
         return self.dists[key]
 
     def __iter__(self) -> Iterator[Key]:

@@ -102,7 +102,7 @@ class CudaGraphModule:
         return torch.cuda.is_available() and (self.device is None or self.device.type == "cuda")
 
     @property
-    def _inner_module(self) -> Any:
+    def _inner_module(self) -> Callable[..., Any]:
         return self.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -237,7 +237,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
             )
         return {**kwargs, **self.method_kwargs}
 
-    def _outputs(self, result: object, out_keys: tuple[Key, ...]) -> Any:
+    def _outputs(self, result: object, out_keys: tuple[Key, ...]) -> Sequence[object]:
         """Convert what the callable returned to one result per key."""
         if isinstance(result, (dict, TensorCollection)) and out_keys:
             wanted = [key for key in out_keys if key != SINK]

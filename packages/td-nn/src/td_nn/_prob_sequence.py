@@ -189,7 +189,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict_out: TensorCollection | None = None,
         _requires_sample: bool | None = None,
         **kwargs: object,
-    ) -> Any:
+    ) -> TensorCollection:
         """Run the members and return the collection that has their outputs.
 
         Args:
@@ -265,7 +265,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def get_dist(
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: object
-    ) -> Any:
+    ) -> Distribution:
         """Run the members before the last distribution, and build the distribution.
 
         Args:
@@ -315,7 +315,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             result = self._run_before_last(modules, tensordict, tensordict_out, kwargs)
         return result if tensordict_out is None else tensordict_out
 
-    def build_dist_from_params(self, tensordict: TensorCollection) -> Any:
+    def build_dist_from_params(self, tensordict: TensorCollection) -> Distribution:
         """Build the last distribution from its parameters in a collection, without running members.
 
         Raises:

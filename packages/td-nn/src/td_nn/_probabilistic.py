@@ -269,7 +269,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         )
 
     @property
-    def _inner_module(self) -> Any:
+    def _inner_module(self) -> Callable[..., Distribution]:
         return self.distribution_class
 
     @property
@@ -326,7 +326,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             "call select_out_keys() of a TensorDictSequential that holds it"
         )
 
-    def get_dist(self, tensordict: TensorCollection) -> Any:
+    def get_dist(self, tensordict: TensorCollection) -> Distribution:
         """Build the distribution from the parameters in a collection.
 
         Args:
@@ -351,7 +351,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             self._explain(error, tensordict, values)
             raise
 
-    def build_dist_from_params(self, tensordict: TensorCollection) -> Any:
+    def build_dist_from_params(self, tensordict: TensorCollection) -> Distribution:
         """Build the distribution, as :meth:`get_dist` does.
 
         >>> module = ProbabilisticTensorDictModule(["param"], ["x"])
@@ -455,7 +455,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None = None,
         _requires_sample: bool = True,
-    ) -> Any:
+    ) -> TensorCollection:
         """Build the distribution and store a sample, and the log-probability if ``return_log_prob``.
 
         Args:
@@ -475,7 +475,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         tensordict_out: TensorCollection | None,
         dist: Distribution,
         requires_sample: bool = True,
-    ) -> Any:
+    ) -> TensorCollection:
         """Store a sample or statistic of a distribution; return the collection that has it."""
         scores = write_seed = None
         if self.return_log_prob:
@@ -565,7 +565,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         with use_generator(generator):
             return take_value(dist, kind, self.n_empirical_estimate, shape)
 
-    def _write_outputs(self, target: TensorCollection, dist: Distribution, sample: Any, scores: Any) -> None:
+    def _write_outputs(
+        self, target: TensorCollection, dist: Distribution, sample: TensorCollection, scores: Any
+    ) -> None:
         """Store a sample, and its log-probability if ``return_log_prob``, or neither if one does not fit."""
         keys = self._out_keys
         if isinstance(sample, Tensor) and len(keys) == 1 and not self.return_log_prob:
@@ -581,7 +583,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         else:
             store_outputs(target, entries, entries.values())
 
-    def _name_samples(self, sample: Any) -> Any:
+    def _name_samples(self, sample: TensorCollection) -> Any:
         """Return the samples by key: a dict, or the collection that the distribution drew."""
         keys = self._out_keys
         if isinstance(sample, (dict, TensorCollection)):

@@ -103,7 +103,7 @@ class TensorDictSequential(TensorDictModule):
     @dispatch(auto_batch_size=False)
     def forward(  # type: ignore[override]
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
-    ) -> Any:
+    ) -> TensorCollection:
         """Run the members and return the collection that has their outputs.
 
         Args:
@@ -122,7 +122,7 @@ class TensorDictSequential(TensorDictModule):
         tensordict: TensorCollection,
         tensordict_out: TensorCollection | None,
         run: Callable[[TensorCollection], TensorCollection],
-    ) -> Any:
+    ) -> TensorCollection:
         """Run the members with a function, and store their outputs according to ``inplace`` and the selection."""
         selected = self._selected_out_keys
         kept: Sequence[Key] = self._all_out_keys if selected is None else selected
@@ -479,7 +479,7 @@ class TensorDictSequential(TensorDictModule):
         return show_flow(self)
 
 
-def run_on_members(module: Any, tensordict: TensorCollection) -> None:
+def run_on_members(module: TensorDictModuleBase, tensordict: TensorCollection) -> None:
     """Run a module on the members of a lazy stack that have its inputs; a no-op for other collections."""
     for member in getattr(tensordict, "tensordicts", ()):
         if has_keys(member, module.in_keys):
@@ -537,5 +537,5 @@ def _as_member(module: object) -> nn.Module:
     return WrapModule(module)
 
 
-def _has_keys_declared(module: Any) -> bool:
+def _has_keys_declared(module: nn.Module) -> bool:
     return bool(module.in_keys or module.out_keys)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from td_core import TensorCollection
 from td_core.typing import NestedKey
 
 from ._module import TensorDictModule
@@ -54,10 +55,10 @@ class WrapModule(TensorDictModuleBase):
         self.out_keys = [] if out_keys is None else out_keys
 
     @property
-    def _inner_module(self) -> Any:
+    def _inner_module(self) -> Callable[[Any], Any]:
         return self.func
 
-    def forward(self, data: Any) -> Any:
+    def forward(self, data: TensorCollection) -> Any:
         """Call the function, and return its result or the updated input."""
         if not self.inplace:
             return self.func(data)

@@ -90,7 +90,7 @@ class _Flow(nn.Module):
         return tuple([values[key] for key in self.out_keys])
 
 
-def _check(module: Any) -> None:
+def _check(module: nn.Module) -> None:
     """Raise TypeError unless the keys of a module and of its members describe all that ``forward`` does."""
     kind = next((kind for kind in (TensorDictSequential, TensorDictModule) if isinstance(module, kind)), None)
     if kind is None or type(module).forward is not kind.forward:

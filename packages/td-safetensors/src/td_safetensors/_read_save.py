@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import NestedKey, TensorDict
+from td_core import NestedKey, TensorCollection, TensorDict
 from td_core.errors import FormatError
 from td_core.spi import Encoded, make_reporter, run_parallel, select_keys
 from td_core.typing import Progress
@@ -66,7 +66,7 @@ def load(
     return _load(path, None, device, keys, rows, strategy, strict, num_threads, progress, storage_options)
 
 
-def load_into(data: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+def load_into(data: TensorCollection, path: str | os.PathLike[str], **options: Any) -> TensorCollection:
     """Load a save into the leaves of ``data``; large ones are read into their memory, without a copy in between."""
     into = data if options.get("device") is None and options.get("rows") is None else None
     loaded = _load(path, into, **options)
@@ -119,7 +119,7 @@ def _read_ranges(
     return read_stored(lazy, rows, progress)
 
 
-def _find_targets(save: Save, table: Encoded, data: Any) -> dict[str, Tensor]:
+def _find_targets(save: Save, table: Encoded, data: TensorCollection) -> dict[str, Tensor]:
     """Return the leaves of a collection into whose memory a tensor of the save can be read, by the name of the tensor."""
     leaves: dict[Any, Any] = dict(data.items(True, True))
     users = Counter(name for place in table.leaves for name in list_names(place))

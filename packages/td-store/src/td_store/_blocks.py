@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from td_core.spi import is_stored
+from td_core.spi import StoredLeaf, is_stored
 
 from ._modes import unwrap
 
@@ -108,7 +108,7 @@ def find_row_blocks(count: int, leaves: Iterable[Any]) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
-def _find_edges(view: Any, chunks: Sequence[int | Sequence[int]]) -> set[int]:
+def _find_edges(view: StoredLeaf, chunks: Sequence[int | Sequence[int]]) -> set[int]:
     """Return the rows of a view that are the first ones of a chunk, except the first row of all."""
     block = find_block(view.source.shape, view.shape, view.stride(), int(view.storage_offset()))
     if not block.is_exact or len(view) < 2:

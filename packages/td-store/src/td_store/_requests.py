@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from td_core.spi import is_stored
+from td_core.spi import StoredLeaf, is_stored
 from td_core.typing import Source, SourceIndex
 
 from ._blocks import count, find_block, get_strides
@@ -94,9 +94,9 @@ def find_points(size: Sequence[int], indices: Sequence[Tensor | None]) -> Points
     return Points(tuple(dims), tuple(t.reshape(-1) for t in tensors), shape, dims[0] if together else 0)
 
 
-def request_view(view: Any) -> Request:
+def request_view(view: StoredLeaf) -> Request:
     """Plan to read a non-empty view of a source: ``source``, and the sizes, strides and offset of a tensor."""
-    block = find_block(view.source.shape, view.shape, view.stride(), view.storage_offset())
+    block = find_block(view.source.shape, view.shape, view.stride(), int(view.storage_offset()))
     size = tuple(view.shape)
     # The result keeps the order of dims that it has in the store, but not the memory around its elements.
     finish = _keep if block.is_exact else Tensor.clone
@@ -107,7 +107,7 @@ def _keep(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def request_points(view: Any, points: Points) -> Request:
+def request_points(view: StoredLeaf, points: Points) -> Request:
     """Plan to read a non-empty view at positions, with one request for the rows that contain them."""
     before, after = points.split(view.shape)
     result = (*before, *points.shape, *after)
@@ -130,7 +130,7 @@ def _pick(tensor: Tensor, dim: int, order: Tensor) -> Tensor:
     return picked
 
 
-def write_points(view: Any, points: Points, value: Tensor, accumulate: bool) -> None:
+def write_points(view: StoredLeaf, points: Points, value: Tensor, accumulate: bool) -> None:
     """Write values to a non-empty view at positions; read the rows that contain them where that is needed."""
     before, after = points.split(view.shape)
     value = value.expand(*before, *points.shape, *after).reshape(*before, -1, *after)
@@ -222,12 +222,12 @@ def _allocate(request: Request, dtype: torch.dtype) -> Tensor:
     return torch.empty(_get_shape(request.part), dtype=dtype, device="cpu")
 
 
-def _find_increasing(view: Any, points: Points) -> tuple[Request, int, Tensor | None] | None:
+def _find_increasing(view: StoredLeaf, points: Points) -> tuple[Request, int, Tensor | None] | None:
     """Plan to read positions along one dim that is a dim of the source, or part of it; None if it is not."""
     if len(points.dims) > 1:
         return None
     dim, shape = points.dims[0], view.source.shape
-    size, stride, offset = list(view.shape), list(view.stride()), view.storage_offset()
+    size, stride, offset = list(view.shape), list(view.stride()), int(view.storage_offset())
     n, step = size.pop(dim), stride.pop(dim)
     block = find_block(shape, size, stride, offset)
     strides = get_strides(shape)
@@ -238,7 +238,7 @@ def _find_increasing(view: Any, points: Points) -> tuple[Request, int, Tensor | 
     if start + (n - 1) * step >= shape[owner]:
         return None
     positions, order = _sort_positions(points.positions[0])
-    index: list[Any] = list(block.part)
+    index: list[slice | Tensor] = list(block.part)
     index[owner] = _as_slice(start + positions * step)
     size.insert(dim, len(positions))
     places = (*block.places[:dim], (owner, 1), *block.places[dim:])
@@ -246,7 +246,7 @@ def _find_increasing(view: Any, points: Points) -> tuple[Request, int, Tensor | 
     return Request(view.source, tuple(index), lambda memory: block.view(memory, size), True), dim, order
 
 
-def _find_rows(view: Any, points: Points) -> tuple[Request, int, Tensor | None] | None:
+def _find_rows(view: StoredLeaf, points: Points) -> tuple[Request, int, Tensor | None] | None:
     """Plan to read whole rows of the source's first dim with all positions; None if a position spans several rows."""
     shape, stride = view.source.shape, view.stride()
     row = math.prod(shape[1:])

@@ -8,7 +8,7 @@ from abc import ABCMeta
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from td_core.spi import Node, set_module
+from td_core.spi import Node, PrintedNode, set_module
 from td_core.typing import BatchSize, DeviceType
 
 from ._non_tensor import NonTensorDataBase
@@ -87,7 +87,7 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
             cls._typed_classes[wanted] = _MetaDataType(name, (cls,), namespace)
         return cls._typed_classes[wanted]
 
-    def _print_node(self) -> Any:
+    def _print_node(self) -> PrintedNode:
         return super()._print_node()._replace(text=type(self).__name__)
 
     def _replace_value(self, value: object) -> Self:

@@ -18,6 +18,7 @@ from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
     MultiPlan,
     Node,
+    PrintedNode,
     ShapePlan,
     as_batch_size,
     as_device,
@@ -347,7 +348,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         size = self._batch_size
         return nest_values(self._expand_values(size), size, partial(LinkedList, td=self) if linked else list)
 
-    def _print_node(self) -> Any:
+    def _print_node(self) -> PrintedNode:
         return super()._print_node()._replace(text=type(self._value).__name__)
 
     def __repr__(self) -> str:

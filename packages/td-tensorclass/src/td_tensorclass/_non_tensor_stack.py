@@ -8,7 +8,7 @@ positions of its values in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from td_core.spi import (
     RULES,
     MultiPlan,
     Node,
+    PrintedNode,
     ShapePlan,
     as_batch_size,
     as_device,
@@ -363,7 +364,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 "vmap took a dim away; leave the non-tensor data outside"
             )
 
-    def _gather(self, plan: ShapePlan) -> Any:
+    def _gather(self, plan: ShapePlan) -> list[tuple[Sequence[int], tuple[int, ...]]]:
         if not self._hidden:
             self._check_whole()
         return plan.locate(self._values_size, self._device)
@@ -551,7 +552,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """
         self._splice(index, [as_node(tensordict)])
 
-    def extend(self, tensordict: Any) -> None:
+    def extend(self, tensordict: Iterable[object]) -> None:
         """Append the values of a list or of another stack along the first dim.
 
         >>> stack = NonTensorStack("a")
@@ -595,7 +596,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     valid_keys = TensorDictBase.keys
     """Return the keys, of which a stack of values has none."""
 
-    def _print_node(self) -> Any:
+    def _print_node(self) -> PrintedNode:
         node = super()._print_node()
         # Reading all values of a stored column would be slow.
         names = {type(value).__name__ for value in self._values[:100]}

@@ -19,7 +19,9 @@ from td_core.errors import BatchSizeError, StructureError
 from td_core.spi import (
     PLAIN,
     RULES,
+    JoinPlan,
     Node,
+    PrintedNode,
     Wrapper,
     as_batch_size,
     as_device,
@@ -387,13 +389,15 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         # With the same leaves it is not a new result, so __post_init__ does not run again.
         return self._wrap_unchecked(self._tensordict._shallow_copy())
 
-    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Self:
+    def _join(self, items: Sequence[Node], plan: JoinPlan, path: tuple[str, ...] = ()) -> Self:
         if plan.alike:
             self._check_join(items, path)
         inner = with_none([item._inner() for item in items])
         return self._wrap(inner[0]._join(inner, plan, path))
 
-    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
+    def _get_join_entries(
+        self, first: Node, plan: JoinPlan, path: tuple[str, ...]
+    ) -> dict[str, Tensor | Node]:
         if plan.alike:
             raise _join_error(first, self, path)
         return super()._get_join_entries(first, plan, path)
@@ -454,7 +458,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """Append a member to an instance that is a lazy stack; see :meth:`insert`."""
         self._get_growable_stack([tensordict]).append(tensordict._inner())
 
-    def insert(self, index: int, tensordict: Any) -> None:
+    def insert(self, index: int, tensordict: Node) -> None:
         """Insert a member into an instance that is a lazy stack.
 
         Args:
@@ -473,7 +477,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         self._get_growable_stack([tensordict]).insert(index, tensordict._inner())
 
-    def extend(self, tensordict: Any) -> None:
+    def extend(self, tensordict: TensorCollection | Iterable[TensorCollection]) -> None:
         """Append members to an instance that is a lazy stack; see :meth:`insert`.
 
         Args:
@@ -517,7 +521,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise FrozenInstanceError(f"cannot unlock: {type(self).__name__} is frozen")
         return super().unlock_()
 
-    def _print_node(self) -> Any:
+    def _print_node(self) -> PrintedNode:
         present, schema = self._tensordict._children(), self._schema
         absent = [name for name in schema.names if name not in present]
         return self._tensordict._print_node().of_class(absent, schema.unprinted)

@@ -21,6 +21,7 @@ from td_core.spi import (
     LazyFunction,
     MultiPlan,
     Node,
+    PrintedNode,
     ShapePlan,
     as_batch_size,
     as_tensor,
@@ -290,7 +291,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             raise kind_mismatch_error(self, other, path)
         return other
 
-    def _print_node(self) -> Any:
+    def _print_node(self) -> PrintedNode:
         return TensorCollection._print_node(self)
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from td_core import TensorCollection
 from td_core.errors import StructureError, UnsupportedOperationError
 from td_core.spi import decode, encode, show_path
 from td_store.arrays import (
@@ -36,7 +37,9 @@ from ._write_groups import PlannedGroup, dump_json, put_documents, read_planned
 from ._zarr_objects import Objects
 
 
-def append(rows: Any, location: Any, *, storage_options: Mapping[str, object] | None = None) -> None:
+def append(
+    rows: TensorCollection, location: Any, *, storage_options: Mapping[str, object] | None = None
+) -> None:
     """Add rows to a group, along the first batch dim. A process that is killed leaves the group as it was, or complete.
 
     Only the new rows are written, and the last chunk if it is not full. Choose ``chunks`` when the group is saved: an array of
@@ -109,7 +112,7 @@ def _grow_texts(group: GroupContent, whole: ArrayPlan) -> dict[str, dict[str, ob
     return result
 
 
-def _without_elements(rows: Any) -> object:
+def _without_elements(rows: TensorCollection) -> object:
     """Return a collection of meta tensors of the same structure and with the same values."""
     encoded = encode(rows)
     for path, leaf in zip(encoded.leaf_paths(members=False), encoded.leaves, strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from td_core import NestedKey, TensorDict, kinds
+from td_core import NestedKey, TensorCollection, TensorDict, kinds
 from td_core.errors import FormatError
 from td_core.spi import Encoded, Node, select_keys, set_module
 from td_store import StoredTensor
@@ -330,7 +330,7 @@ def _open_again(objects: Objects, path: KeyPath, options: Mapping[str, Any], mod
 
 
 def to_zarr(
-    data: Any,
+    data: TensorCollection,
     filename: object,
     *,
     allow_pickle: bool | None = None,

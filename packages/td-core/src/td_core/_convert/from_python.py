@@ -162,8 +162,7 @@ def wrap_values_like(like: Core, mapping: Mapping[object, object]) -> dict[objec
             else:
                 out[key] = _convert_like(node, key, value) if isinstance(key, str) else value
 
-    values: dict[object, object] = map_levels(like, fill, mapping, make=lambda _, out: out)
-    return values
+    return map_levels(like, fill, mapping, make=lambda _, out: out)
 
 
 def convert_levels_like(like: Core, root: Core) -> Core:

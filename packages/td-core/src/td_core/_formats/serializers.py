@@ -148,7 +148,7 @@ class Serializer(ABC):
         """
         self._refuse("open", "load() reads it completely")
 
-    def create(self, like: Any, location: Location, **options: object) -> Any:
+    def create(self, like: Core, location: Location, **options: object) -> Any:
         """Create a save of zeros with the structure, shapes and dtypes of ``like``, and return it opened for writing.
 
         ``like`` may hold expanded or meta tensors: its elements are not read.
@@ -158,7 +158,7 @@ class Serializer(ABC):
         """
         self._refuse("create", "save() a collection of zeros")
 
-    def append(self, rows: Any, location: Location, **options: Any) -> None:
+    def append(self, rows: Core, location: Location, **options: Any) -> None:
         """Add the rows of a collection to the save, along the first batch dim."""
         self._refuse("append", "load() it, torch.cat() the rows and save() the result")
 

@@ -96,7 +96,7 @@ def copy_along(node: CoreT, dim: Dim, index: Tensor, source: object) -> CoreT:
     return result
 
 
-def take_along(node: Any, indices: Tensor, dim: Dim | None) -> Any:
+def take_along(node: Core, indices: Tensor, dim: Dim | None) -> Any:
     """Take elements at positions along a batch dim, see ``take_along_dim``."""
     if dim is None:
         return take_along(node.reshape(-1), indices.reshape(-1), 0)

@@ -6,7 +6,7 @@ not stacked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from .._writes.inplace import find_data
 from .._writes.run import Transaction
 from .._writes.update import Update
 from ..errors import BatchSizeError, StructureError
-from ..typing import NO_DEFAULT, BatchSize
+from ..typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
 from .operands import write_result
 
 Path = tuple[str, ...]
@@ -50,8 +50,8 @@ class Walk:
     filter_empty: bool | None
     is_leaf: IsLeaf | None
     size: torch.Size | None = None
-    device: Any = NO_DEFAULT
-    names: Any = NO_DEFAULT
+    device: torch.device | NoDefault | None = NO_DEFAULT
+    names: NoDefault | None = NO_DEFAULT
     writes: list[tuple[Core, Child, Child, Path]] = field(default_factory=list)
     #: For in-place calls on leaves that may share memory: memory that was changed -> its key path and operands.
     changed: dict[object, tuple[Path, Sequence[object]]] | None = None
@@ -61,13 +61,13 @@ class Walk:
 
     def run(
         self,
-        root: Any,
+        root: Core,
         others: tuple[object, ...],
         batch_size: BatchSize | None,
-        device: Any,
-        names: Any,
+        device: DeviceType | NoDefault | None,
+        names: Sequence[str | None] | NoDefault | None,
         propagate_lock: bool,
-        out: Core,
+        out: Core | None,
     ) -> Any:
         """Traverse ``root`` and return the result of the call."""
         for other in others:
@@ -90,7 +90,7 @@ class Walk:
             return root if result is not None else None
         return out if result is None else self.name_and_store(root, result, names, propagate_lock, out)
 
-    def set_metadata(self, root: Core, batch_size: BatchSize | None, names: object, out: Core) -> None:
+    def set_metadata(self, root: Core, batch_size: BatchSize | None, names: object, out: Core | None) -> None:
         """Set the batch size and names of the new nodes, where these differ from those of the old ones."""
         if batch_size is not None:
             self.size = as_batch_size(batch_size)
@@ -100,7 +100,14 @@ class Walk:
         if names is not NO_DEFAULT:
             self.names = None
 
-    def name_and_store(self, root: Core, result: Any, names: Any, propagate_lock: bool, out: Core) -> object:
+    def name_and_store(
+        self,
+        root: Core,
+        result: Core,
+        names: Sequence[str | None] | NoDefault | None,
+        propagate_lock: bool,
+        out: Core | None,
+    ) -> object:
         """Name the dims of a new result, then write it into ``out`` or lock it."""
         if names is not NO_DEFAULT and names is not None:
             result._set_names(check_names(names, len(result.batch_size)))
@@ -108,13 +115,13 @@ class Walk:
             return write_result(out, result.batch_size, result, inplace=False)
         return result.lock_() if propagate_lock and root._locked else result
 
-    def apply_below(self, root: Core, others: tuple[Any, ...], path: Path) -> object:
+    def apply_below(self, root: Core, others: tuple[Any, ...], path: Path) -> Core | None:
         """Apply ``fn`` below a node and return the new node, or None if it is dropped."""
         if self.size is None and (stacked := root._members_and_dim()) is not None:
             return self.apply_to_members(root, stacked[1], others, path)
         fn, alone, keyed, is_leaf = self.fn, self.alone, self.keyed, self.is_leaf
         # Use an explicit stack of the unfinished ancestors: recursion would limit the depth of a tree.
-        above: list[Any] = []
+        above: list[tuple[Core, dict[str, Child], Iterator[tuple[str, Child]], tuple[Any, ...], Path]] = []
         entries: dict[str, Child] = {}
         node, items = root, iter(dict(root._children()).items())
         # By hand: the row `apply` of benchmarks/ops.py.
@@ -160,7 +167,7 @@ class Walk:
                 if result is not None:
                     entries[key] = result
 
-    def call(self, leaf: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
+    def call(self, leaf: Child, key: str, path: Path, others: tuple[Any, ...]) -> Any:
         """Return the result of ``fn`` for a leaf, or the leaf itself if an earlier key changed it."""
         rest = [self.get_other(other, key, path, leaf) for other in others]
         if self.changed is not None and self.is_changed(leaf, (*path, key), rest):
@@ -170,12 +177,12 @@ class Walk:
         return self.fn((*path, key) if self.nested_keys and path else key, leaf, *rest)
 
     def read_value(
-        self, child: Any, node: Core, path: Path, others: tuple[Any, ...], entries: dict[str, Child]
+        self, child: Core, node: Core, path: Path, others: tuple[Any, ...], entries: dict[str, Child]
     ) -> None:
         """Add a value node to the result; apply ``fn`` to the tensor that a proxy node wraps."""
         kept = child
         if type(child) in LEAF_KINDS:
-            leaf = child._unwrap()
+            leaf: Any = child._unwrap()
             try:
                 value = self.call(leaf, path[-1], path[:-1], others)
             except Exception as error:
@@ -211,7 +218,7 @@ class Walk:
             entries[path[-1]] = value
         return None
 
-    def apply_to_members(self, node: Core, dim: int, others: tuple[Any, ...], path: Path) -> Any:
+    def apply_to_members(self, node: Core, dim: int, others: tuple[Any, ...], path: Path) -> Core | None:
         """Apply ``fn`` to each member of a lazy stack and return a stack of the results, or None if all are dropped."""
         given = [other for other in others if other is not _MISSING]
         for other in given:
@@ -268,7 +275,7 @@ class Walk:
             )
         return True
 
-    def check_result(self, value: Any, child: Child, node: Core, path: Path) -> Child:
+    def check_result(self, value: object, child: Child, node: Core, path: Path) -> Child:
         """Convert a result to an entry. In place, record the write and return the old entry."""
         if not self.inplace:
             return coerce(value, *self.get_metadata(node), path)
@@ -283,13 +290,13 @@ class Walk:
         size = node.batch_size if self.size is None else self.size
         return size, node.device if self.device is NO_DEFAULT else self.device
 
-    def close(self, node: Core, entries: dict[str, Child]) -> Any:
+    def close(self, node: Core, entries: dict[str, Child]) -> Core | None:
         """Return the result of a node, or None if it has no entries and is dropped."""
         if not entries and (self.filter_empty or (self.filter_empty is None and len(node._children()) > 0)):
             return None
         return node if self.inplace else self.build(node, entries)
 
-    def build(self, node: Core, entries: dict[str, Child]) -> object:
+    def build(self, node: Core, entries: dict[str, Child]) -> Core:
         """Build a node like ``node`` that holds the results."""
         return node._with_children(entries, batch_size=self.size, device=self.device, names=self.names)
 

@@ -19,7 +19,7 @@ from .._torch.dtypes import cast_for_promotion
 from .._torch.kernels import PLAIN, expand_operands
 from .._tree.defaults import has_lazy_stack
 from .._tree.dim_names import set_batch_size
-from .._tree.node import Core, CoreT
+from .._tree.node import Child, Core, CoreT
 from .._tree.ragged import get_display_shape
 from .._tree.walks import has_entries, visit, walk, zip_walk
 
@@ -132,7 +132,7 @@ def _extend_value(value: Core, size: torch.Size, first: int) -> Any:
     return _insert_dims(value, shape, size, len(shape) if shape == size[: len(shape)] else first)
 
 
-def _insert_dims(value: Any, shape: Shape, size: Shape, first: int) -> Any:
+def _insert_dims(value: Child, shape: Shape, size: Shape, first: int) -> Child:
     """Expand leading dims to ``size``; where they do not fit it, insert dims after the ``first`` ones before."""
     lead = len(size)
     if shape[:lead] == size:

@@ -66,7 +66,7 @@ def _add_leaves(result: CoreT, flags: Core) -> CoreT:
     return result
 
 
-def _read_flags(node: Core) -> Any:
+def _read_flags(node: Core) -> Core | None:
     """Return a collection of the values that are bools, as tensors, at their keys; None without such values."""
 
     def fill(level: Core, entries: dict[str, object], _: None) -> Iterator[tuple[str, Core, None]]:
@@ -96,7 +96,7 @@ def _as_tensor(value: Core, dtypes: frozenset[torch.dtype]) -> Tensor | None:
 
 
 def _combine_values(
-    name: str, single: Callable[..., Tensor], left: Any, right: Any, key: str
+    name: str, single: Callable[..., Tensor], left: Core, right: Core, key: str
 ) -> Tensor | None:
     """Combine two value nodes; None if both hold the same values of other types, which stay."""
     if type(left) in LEAF_KINDS:

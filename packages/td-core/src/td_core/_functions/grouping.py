@@ -131,7 +131,7 @@ def remove_duplicates(
 
 
 def find_unique(
-    node: Any, is_sorted: bool, return_inverse: bool, return_counts: bool, dim: int | str | None
+    node: Core, is_sorted: bool, return_inverse: bool, return_counts: bool, dim: int | str | None
 ) -> Any:
     """Return each row along a batch dim once, see ``unique``."""
     if dim is None:

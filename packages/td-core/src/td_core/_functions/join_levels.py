@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from .._plans.plans import ShapePlan
+from .._plans.elements import JoinPlan
 from .._plans.shapes import Join
 from .._python.settings import RULES
 from .._tree.components import cat_components
@@ -36,7 +36,7 @@ def zip_entries(
     return ((key, [column[key] for column in columns]) for key in keys)
 
 
-def unify_kinds(items: Sequence[Any], plan: ShapePlan) -> Sequence[Core]:
+def unify_kinds(items: Sequence[Any], plan: JoinPlan) -> Sequence[Core]:
     """Convert dense items of a ``cat`` to lazy stacks if other items are lazy stacks, so that uneven entries are kept."""
     first = items[0]
     if (
@@ -53,7 +53,7 @@ def unify_kinds(items: Sequence[Any], plan: ShapePlan) -> Sequence[Core]:
     return [item.to_lazystack(dim) if stack is None else item for item, stack in zip(items, stacks)]
 
 
-def join_nodes(values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...]) -> Core:
+def join_nodes(values: Sequence[Any], plan: JoinPlan, path: tuple[str, ...]) -> Core:
     """Join nodes of any kind. Raise StructureError if one of the values is a tensor."""
     for value in values:
         if isinstance(value, Tensor):
@@ -63,7 +63,7 @@ def join_nodes(values: Sequence[Any], plan: ShapePlan, path: tuple[str, ...]) ->
 
 
 def join_nested_tensors(
-    values: Sequence[Tensor | Core], plan: ShapePlan, path: tuple[str, ...], error: Exception
+    values: Sequence[Tensor | Core], plan: JoinPlan, path: tuple[str, ...], error: Exception
 ) -> Tensor:
     """Join the components of nested tensors, which the function of the plan cannot join; raise an error for other leaves."""
     joined = cat_components(plan, values)

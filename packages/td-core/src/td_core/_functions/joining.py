@@ -346,14 +346,14 @@ def _collect_entries(
         for _, position, children in walk_levels(td):
             for key, child in children.items():
                 path = get_path(position, key)
-                leaf = not has_entries(child)
-                if path in (levels if leaf else match):
-                    other = levels[path] if leaf else match[path][0]
-                    raise leaf_node_mismatch_error(other, child, path)
-                if leaf:
-                    match.setdefault(path, []).append(child)
-                else:
+                if has_entries(child):
+                    if path in match:
+                        raise leaf_node_mismatch_error(match[path][0], child, path)
                     levels.setdefault(path, child)
+                elif path in levels:
+                    raise leaf_node_mismatch_error(levels[path], child, path)
+                else:
+                    match.setdefault(path, []).append(child)
     return match, levels
 
 
@@ -406,7 +406,7 @@ def _join_items(items: Sequence[Any], plan: Join, out: Core) -> Any:
     return result if out is None else write_result(out, result.batch_size, result)
 
 
-def sort_leaves(node: Any, order: bool | list[NestedKey] | None) -> list[Tensor]:
+def sort_leaves(node: Core, order: bool | list[NestedKey] | None) -> list[Tensor]:
     """List the leaves in insertion order, by their keys, or in the order of given keys."""
     if not order or order is True:
         return list(node.values(True, True, sort=bool(order)))

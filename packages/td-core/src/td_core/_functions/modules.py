@@ -37,7 +37,7 @@ from .shape import same_memory
 Move = tuple[dict[str, Any], str | None, Any, Any, str]
 #: A parameter that becomes a plain attribute or the reverse: the module's ``_parameters``, its ``__dict__``, key, old
 #: content, and True if the parameter becomes an attribute.
-Home = tuple[dict[str, Any], dict[str, Any], str, Any, bool]
+Home = tuple[dict[str, Any], dict[str, Any], str, Tensor, bool]
 #: The parameters, buffers and submodules of a module; of a collection, the same dict three times.
 Slots = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 Path = tuple[str, ...]
@@ -46,7 +46,7 @@ _NO_DIMS = torch.Size()
 _PARAMETER = frozenset({nn.Parameter})
 
 
-def _open_level(owner: Any) -> tuple[Slots, Any]:
+def _open_level(owner: nn.Module | Core) -> tuple[Slots, Core]:
     """Return the slots of a module or collection, and an empty node for their old content; a value node is returned unchanged."""
     if not isinstance(owner, Core):
         return (owner._parameters, owner._buffers, owner._modules), make_dense({}, _NO_DIMS)
@@ -142,10 +142,11 @@ def from_module(
     return wrap_and_lock(read_entries(module, as_module, use_state_dict, filter_empty), as_module, lock)
 
 
-def read_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Any:
+def read_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Core:
     """Read the parameters and buffers of a module, or its state dict, into a new collection."""
     if not use_state_dict:
-        return _copy_slots(module, filter_empty)
+        taken: Core = _copy_slots(module, filter_empty)
+        return taken
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     state = module.state_dict(keep_vars=as_module)
     for name, leaf in state.items():
@@ -161,19 +162,19 @@ def _unflatten_state(state: dict[str, object]) -> Core:
     return result
 
 
-def wrap_and_lock(result: Any, as_module: bool, lock: bool) -> object:
+def wrap_and_lock(result: Core, as_module: bool, lock: bool) -> Core:
     """Wrap what was read from a module as parameters, and lock it, if the caller needs that."""
     if as_module:
         result = FACTORIES.parameters(result)
     return result.lock_() if lock else result
 
 
-def _copy_slots(root: nn.Module, filter_empty: bool) -> object:
+def _copy_slots(root: nn.Module, filter_empty: bool) -> Any:
     if isinstance(root, Core):
         return root._tensordict
     size = torch.Size()
     top = _list_tensors(root)
-    todo: list[tuple[nn.Module, dict[str, Any], tuple[object, ...]]] = [(root, top, ())]
+    todo: list[tuple[nn.Module, dict[str, Any], tuple[nn.Module, ...]]] = [(root, top, ())]
     levels: list[tuple[dict[str, Any], str]] = []
     # By hand: the row `from_module` of benchmarks/ops.py.
     while todo:
@@ -199,7 +200,7 @@ def _copy_slots(root: nn.Module, filter_empty: bool) -> object:
     return make_dense(top, size)
 
 
-def _is_sharded(module: nn.Module) -> bool:
+def _is_sharded(module: object) -> bool:
     """Return True if ``fully_shard`` of torch.distributed.fsdp was applied to a module. Does not import fsdp."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
@@ -267,7 +268,7 @@ def stack_modules(
     use_state_dict: bool,
     lazy_stack: bool,
     expand_identical: bool,
-) -> Any:
+) -> Core:
     """Read the parameters and buffers of modules, and stack them."""
     if not modules:
         raise StructureError("from_modules() needs at least one module")
@@ -275,7 +276,7 @@ def stack_modules(
     return items[0]._stack_lazily(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
 
-def _stack_parameters(items: list[Core], expand_identical: bool) -> object:
+def _stack_parameters(items: list[Core], expand_identical: bool) -> Core:
     columns: list[list[Tensor]] = []
     for item in items:
         column: list[Tensor] = []
@@ -372,9 +373,9 @@ class Pairing:
         self.homes: list[Home] = []
         #: The parameters of each module some of whose parameters become attributes, and a copy of that dict.
         self.orders: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self.todo: list[tuple[object, Any, Slots, Any, Path]] = []
+        self.todo: list[tuple[Core, Any, Slots, Any, Path]] = []
 
-    def read(self, node: Any, module: nn.Module) -> Any:
+    def read(self, node: Any, module: nn.Module) -> Core:
         """Check that the module has a slot for each leaf. Return a collection of old contents, cloned if they are copied."""
         slots, _ = _open_level(module)
         swap = make_dense({}, _NO_DIMS)
@@ -446,7 +447,7 @@ class Pairing:
         old: Tensor = held
         return old
 
-    def _swap(self, owner: nn.Module, key: str, leaf: Tensor) -> tuple[dict[str, Any], Any]:
+    def _swap(self, owner: nn.Module, key: str, leaf: Tensor) -> tuple[dict[str, Any], Tensor | None]:
         """Return the dict that takes a leaf in place of a parameter (``_parameters`` or ``__dict__``), and its old content."""
         parameters, attributes = owner._parameters, owner.__dict__
         held = parameters.get(key)

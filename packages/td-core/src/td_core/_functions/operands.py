@@ -21,7 +21,7 @@ from .._torch.dtypes import keep_scalar
 from .._torch.kernels import Op, foreach
 from .._tree.coerce import COERCERS
 from .._tree.defaults import check_keys, check_same_form, check_same_keys, leaf_node_mismatch_error, show_path
-from .._tree.node import LEAF_KINDS, Core, Walked, concurrent_change_error
+from .._tree.node import LEAF_KINDS, Child, Core, Walked, concurrent_change_error
 from .._tree.ragged import get_display_shape
 from .._tree.views import list_foreign
 from .._tree.walks import has_entries, map_levels, zip_walk
@@ -356,7 +356,7 @@ def _reorder_level(
 ) -> object:
     """Return a node with the entries of ``node`` in the order of ``ref``, and ``fill(leaf)`` where ``node`` lacks one."""
 
-    def fill_level(own: Core, out: dict[str, object], given_node: Core) -> Iterator[tuple[str, Core, object]]:
+    def fill_level(own: Core, out: dict[str, Child], given_node: Core) -> Iterator[tuple[str, Core, Core]]:
         a, b = own._children(), given_node._children()
         for key in list(a):
             child, other = a[key], b.get(key)
@@ -395,7 +395,7 @@ def convert_values(node: Core, ref: Core, *, strict: bool = False) -> Any:
 def _convert_level(node: Core, ref: Core, strict: bool) -> object:
     """Return a node whose values are tensors where ``ref`` has one; with ``strict``, raise for values that are not bools."""
 
-    def fill_level(own: Core, out: dict[str, object], given: Core) -> Iterator[tuple[str, Core, Core]]:
+    def fill_level(own: Core, out: dict[str, Child], given: Core) -> Iterator[tuple[str, Core, Core]]:
         for key, child in dict(own._children()).items():
             other = given._children().get(key)
             if isinstance(other, Tensor) and not isinstance(child, Tensor) and not has_entries(child):

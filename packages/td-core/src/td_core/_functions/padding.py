@@ -60,7 +60,7 @@ def pad_node(node: Core, padding: float) -> Any:
 
 
 def stack_padded(
-    nodes: Sequence[object],
+    nodes: Sequence[Any],
     dim: int,
     pad: Callable[[tuple[str, ...], list[Tensor], int], Tensor],
     pad_values: Callable[[list[Core]], Core],
@@ -71,13 +71,14 @@ def stack_padded(
     """
 
     def fill(
-        nodes: list[Any], out: dict[str, Child], prefix: tuple[str, ...]
-    ) -> Iterator[tuple[str, object, tuple[str, ...]]]:
+        nodes: Sequence[Core], out: dict[str, Child], prefix: tuple[str, ...]
+    ) -> Iterator[tuple[str, Sequence[Core], tuple[str, ...]]]:
         columns = [node._children() for node in nodes]
         for key in columns[0]:
             if not all(key in column for column in columns):
                 continue
-            entries, path = [column[key] for column in columns], (*prefix, key)
+            entries: list[Any] = [column[key] for column in columns]
+            path = (*prefix, key)
             for entry in entries[1:]:
                 check_same_form(entries[0], entry, path)
             if isinstance(entries[0], Tensor):
@@ -87,7 +88,7 @@ def stack_padded(
             else:
                 out[key] = pad_values(entries)
 
-    def make(nodes: list[Core], out: dict[str, Child]) -> Core:
+    def make(nodes: Sequence[Core], out: dict[str, Child]) -> Core:
         size = get_largest_size(nodes)
         batch_size = torch.Size((*size[:dim], len(nodes), *size[dim:]))
         return nodes[0]._with_children(out, batch_size=batch_size, names=None)
@@ -177,10 +178,10 @@ def _list_shapes(leaf: Tensor) -> list[tuple[int, ...]]:
     return [(leaf.size(0), *part.shape) for part in leaf.unbind()]
 
 
-def _mark_leaves(node: Core, shapes: dict[Path, list[tuple[int, ...]]]) -> Any:
+def _mark_leaves(node: Core, shapes: dict[Path, list[tuple[int, ...]]]) -> Core:
     """Build a collection of bools with the leading dims of each leaf, up to the last one that is padded."""
 
-    def fill(holder: Core, entries: dict[str, object], path: Path) -> Iterator[tuple[str, Core, Path]]:
+    def fill(holder: Core, entries: dict[str, Child], path: Path) -> Iterator[tuple[str, Core, Path]]:
         for key, child in dict(holder._children()).items():
             if not isinstance(child, Tensor):
                 if has_entries(child):
@@ -199,7 +200,7 @@ def _mark_leaves(node: Core, shapes: dict[Path, list[tuple[int, ...]]]) -> Any:
             else:
                 entries[key] = make_ones(child.shape[:ndim])
 
-    def make(holder: Core, entries: dict[str, Tensor | Core]) -> Core:
+    def make(holder: Core, entries: dict[str, Child]) -> Core:
         return make_dense(entries, holder.batch_size)
 
     return map_levels(node, fill, (), make, True)

@@ -195,7 +195,7 @@ def compare(node: Core, name: str, symbol: str, other: Operand, close: Op | None
     return compare_values(result, node, other, lambda a, b, _: a._compare(b, OPS[name].single), equality)
 
 
-def is_equal(node: Any, other: Any) -> bool:
+def is_equal(node: Any, other: object) -> bool:
     """Return True if two collections have the same batch size, keys, shapes, elements and values."""
     if not isinstance(other, Core):
         raise TypeError(f"equal() compares two collections; got a {type(other).__name__}")

@@ -129,7 +129,7 @@ def _pad_values(entries: list[Core], side: str) -> Core:
     return stack_densely(padded, 0)
 
 
-def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
+def unpad_sequence(padded: Any, mask: Tensor | Core | None = None, *, pad_dim: int = 0) -> Any:
     """Remove the padding of :func:`pad_sequence` and return the items as a lazy stack.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -266,8 +266,8 @@ def stack_lazy_levels(node: CoreT, layout: torch.layout) -> CoreT:
     """Stack every lazy stack, with nested tensors of ``layout`` for ragged entries; see ``densify``."""
     if not has_lazy_stack(node):
         return node._with_children(node._children())
-    result: CoreT = map_levels(node, partial(list_dense_entries, layout=layout), make=build_dense)
-    return result
+    fill: Any = partial(list_dense_entries, layout=layout)
+    return cast("CoreT", map_levels(node, fill, make=build_dense))
 
 
 def take_over_entries(node: Any, result: Core) -> list[Replacement] | None:

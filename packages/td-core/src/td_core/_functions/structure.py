@@ -212,7 +212,7 @@ def _rebuild(node: Core, fill: Callable[..., dict[str, Child]], *args: object) -
     return node._map_members(lambda holder: holder._with_children(fill(holder, *args)))
 
 
-def _take_keys(source: Any, keys: Any, default: object, strict: bool) -> tuple[Any, KeyTree]:
+def _take_keys(source: Core, keys: Any, default: object, strict: bool) -> tuple[Any, KeyTree]:
     """Return the entries that one set of keys of ``split_keys`` selects, and the tree of these keys."""
     if not isinstance(keys, Mapping) and callable(keys):
         leaves = source.items(True, True)
@@ -441,7 +441,7 @@ def _make_empty_entries(root: Core, batch_size: torch.Size | None, values: bool)
                     held._shallow_copy(), batch_size or torch.Size(), get_path(position, key)
                 )
 
-    def make(node: Core, children: dict[str, Child]) -> object:
+    def make(node: Core, children: dict[str, Child]) -> Any:
         if node is root:
             return children
         size = node.batch_size
@@ -449,8 +449,7 @@ def _make_empty_entries(root: Core, batch_size: torch.Size | None, values: bool)
             return node._with_children(children)
         return node._with_children(children, batch_size=batch_size, names=None)
 
-    entries: dict[str, Child] = map_levels(root, fill, None, make=make)
-    return entries
+    return map_levels(root, fill, None, make=make)
 
 
 def _replace_all(root: Core, other: Core) -> None:
@@ -501,7 +500,7 @@ def _write_back_rest(owner: Core, result: Core) -> None:
     _write_back(owner, result.select(*present))
 
 
-def _write_back_flat(owner: Core, result: Any, separator: str) -> None:
+def _write_back_flat(owner: Core, result: Core, separator: str) -> None:
     """Write entries under flat keys back under nested keys, or where the owner has a flat key, under this."""
     keys = {key for holder in list_holders(owner) for key in holder._children()}
     kept = [key for key in keys if separator in key]
@@ -511,7 +510,7 @@ def _write_back_flat(owner: Core, result: Any, separator: str) -> None:
     _write_back(owner, result.unflatten_keys(separator))
 
 
-def _write_back_deep(owner: Core, result: Any, separator: str) -> None:
+def _write_back_deep(owner: Core, result: Core, separator: str) -> None:
     """Write entries under nested keys back; those that came from flat keys, under these."""
     # Nested nodes of the owner stay nested, except for entries that came from its flat keys.
     keys = owner.keys()

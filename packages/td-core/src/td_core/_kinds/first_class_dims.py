@@ -17,6 +17,7 @@ from .._convert.printing import PrintedNode
 from .._encode.node_kinds import KINDS, NodeKind
 from .._encode.records import Layout, Record
 from .._methods.collection import TensorCollection
+from .._plans.elements import JoinPlan
 from .._plans.index import ITEM_PLANS, IndexPlan
 from .._plans.plans import ShapePlan
 from .._plans.shapes import stack_plan
@@ -42,7 +43,7 @@ class DimTensor(Tensor):
     held: Any
 
     @staticmethod
-    def __new__(cls, held: Any) -> Any:
+    def __new__(cls, held: Any) -> DimTensor:
         """Wrap a ``functorch.dim.Tensor``."""
         result = torch.empty(0, device="meta").as_subclass(cls)
         result.held = held
@@ -197,7 +198,7 @@ class DimEntry(TensorCollection):
     def _transform_multi(self, plan: ShapePlan) -> tuple[Any, ...]:
         return tuple([as_entry(part) for part in plan.leaf(self._leaf)])
 
-    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Any:
+    def _join(self, items: Sequence[Core], plan: JoinPlan, path: tuple[str, ...] = ()) -> Any:
         return as_entry(plan.leaf([self._pair(item, path) for item in items]))
 
     def _stack_lazily(self, items: Sequence[Core], dim: int, source: tuple[Core, str] | None = None) -> Any:

@@ -8,7 +8,7 @@ member. A shape plan that keeps the stack dim runs on the members, any other pla
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +18,10 @@ from .._convert.from_python import from_list
 from .._functions.entries import NOT_GIVEN, get_default, parse_get_options
 from .._functions.joining import check_member_sizes
 from .._methods.collection import TensorDictBase
-from .._plans.elements import Where
+from .._plans.elements import JoinPlan, Where
 from .._plans.index import plan_index
 from .._plans.plans import MultiPlan, ShapePlan, as_batch_size
-from .._plans.shapes import stack_plan
+from .._plans.shapes import Join, stack_plan
 from .._plans.steps import Along, remove_size
 from .._torch.dtypes import ScalarBeside, as_scalar
 from .._tree.defaults import add_nested, check_keys, show_path, unwrap_entry
@@ -538,7 +538,7 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
                 "apply this operation to each of them"
             )
 
-    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+    def _join(self, items: Sequence[Core], plan: JoinPlan, path: tuple[str, ...] = ()) -> Any:
         stacks = [item for item in items if isinstance(item, LazyStackedTensorDict)]
         together = len(stacks) == len(items) and all(item._stack_dim == self._stack_dim for item in stacks)
         if isinstance(plan, Where):
@@ -564,7 +564,7 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
         return self._with_members([row[0]._join(row, part, path) for row, part in rows])
 
     def _join_members(
-        self, stacks: Sequence[LazyStackedTensorDict], plan: ShapePlan, along: Along, path: tuple[str, ...]
+        self, stacks: Sequence[LazyStackedTensorDict], plan: Join, along: Along, path: tuple[str, ...]
     ) -> Self:
         """Join the members at each position of several lazy stacks; ``along`` is what the plan does to the stack dim."""
         _, inner, stack_dim = along
@@ -633,7 +633,7 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
         """
         self.insert(len(self._members), tensordict)
 
-    def extend(self, tensordict: Any) -> None:
+    def extend(self, tensordict: Core | Iterable[Core]) -> None:
         """Append the members of a list, or the parts of a collection along the stack dim.
 
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,7 +20,7 @@ from .._functions.device_moves import take_over_leaves
 from .._functions.shape import Replacement
 from .._functions.structure import restore_on_error
 from .._methods.collection import TensorDictBase
-from .._plans.plans import ShapePlan
+from .._plans.elements import JoinPlan
 from .._transforms.pytree import register, register_with_subclasses
 from .._tree.coerce import build_nested
 from .._tree.defaults import has_lazy_stack, show_path
@@ -102,7 +102,7 @@ class _Slots(MutableMapping[str, Any]):
 def _find_slot(root: Core, name: str) -> tuple[Core, str]:
     """Return the node and key of the leaf with a dotted name; keys may contain dots."""
 
-    def below(item: tuple[Core, str]) -> Iterator[tuple[Any, str]]:
+    def below(item: tuple[Core, str]) -> Iterator[tuple[Core, str]]:
         node, rest = item
         for dot in (i for i, letter in enumerate(rest) if letter == "."):
             if isinstance(inner := node._children().get(rest[:dot]), Core):
@@ -114,7 +114,7 @@ def _find_slot(root: Core, name: str) -> tuple[Core, str]:
     raise KeyError(name)
 
 
-def _make_readonly(read: Callable[[Any], object]) -> Any:
+def _make_readonly(read: Callable[[TensorDictParams], object]) -> Any:
     """Return a property whose setter ignores assignments of ``nn.Module.__init__``: only the collection stores tensors."""
     return property(read, lambda self, value: None)
 
@@ -174,11 +174,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     def __init__(
         self,
-        parameters: Core | Mapping[Any, Any] | None = None,
+        parameters: Core | Mapping[Any, object] | None = None,
         *,
         no_convert: object = False,
         lock: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__()  # skips nn.Module.__init__, which torch.compile cannot trace
         if parameters is None:
@@ -205,7 +205,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return cls(result) if made else result
 
     @classmethod
-    def _of_module(cls, taken: Any) -> TensorDictParams:
+    def _of_module(cls, taken: Core) -> TensorDictParams:
         return cls(taken, no_convert=True)
 
     _parameters = _make_readonly(lambda self: _Slots(self._tensordict, True))
@@ -341,7 +341,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                     node._set_child(path[-1], kept)
 
     def update(
-        self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any
+        self,
+        input_dict_or_td: Mapping[Any, object] | Core | None = None,
+        clone: bool = False,
+        inplace: bool = False,
+        **kwargs: Any,
     ) -> Self:
         """Store the entries of another collection or mapping; see :meth:`TensorCollection.update`."""
         # Copies of parameters become parameters, which must be autograd leaves; in-place writes follow autograd's rules.
@@ -368,7 +372,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     _with_batch_size = Core._with_batch_size  # undoes the override of Wrapper: the result is parameters again
 
-    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Any:
+    def _join(self, items: Sequence[Core], plan: JoinPlan, path: tuple[str, ...] = ()) -> Any:
         plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]
         return plain[0]._join(plain, plan, path)
 
@@ -546,7 +550,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             super().load_state_dict(state_dict, strict, assign, from_flatten)
         return self
 
-    def register_get_post_hook(self, hook: Callable[[Any, Any], object]) -> None:
+    def register_get_post_hook(self, hook: Callable[[TensorDictParams, Any], object]) -> None:
         """Register ``hook(params, value)``, called on every entry that is read; a result other than None replaces it.
 
         Hooks run for reads by key, as an attribute, and through :meth:`values` and :meth:`items`, but not inside operations.
@@ -621,7 +625,7 @@ def _in_role_of(leaf: Tensor, old: Tensor) -> Tensor:
 
 
 def _register_params(cls: Any) -> None:
-    def unflatten(children: Any, context: tuple[object, ...]) -> Any:
+    def unflatten(children: Iterable[Core], context: tuple[object, ...]) -> Core:
         # Return the plain collection: unflattened leaves are not the module's parameters.
         return next(iter(children))
 

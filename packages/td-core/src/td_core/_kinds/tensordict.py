@@ -17,6 +17,7 @@ from torch import Tensor
 from .._functions.entries import coerce_for, get_default, show_entry
 from .._functions.join_levels import check_even, join_nested_tensors, join_nodes, zip_entries
 from .._methods.collection import TensorDictBase
+from .._plans.elements import JoinPlan
 from .._plans.index import plan_index
 from .._plans.plans import MultiPlan, ShapePlan, as_batch_size
 from .._torch.dtypes import ScalarBeside
@@ -639,14 +640,13 @@ class TensorDict(TensorDictBase):
         names = None if self._names is None else plan.rename_dims(self._names)
         leads = plan.leads
         if leads and len(leads[0]) < n:
-            sizes = [torch.Size(leads[0] + tail)] * len(
-                leads
-            )  # all parts of an unbind have the same batch size
+            # All parts of an unbind have the same batch size.
+            sizes = [torch.Size(leads[0] + tail)] * len(leads)
         else:
             sizes = [torch.Size(lead + tail) for lead in leads]
         return [_make_node(cls, {}, size, device, names) for size in sizes]
 
-    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
+    def _join(self, items: Sequence[Core], plan: JoinPlan, path: tuple[str, ...] = ()) -> Self:
         leaf, lead, n = plan.leaf, plan.lead, plan.n
         names = None if self._names is None else plan.rename_dims(self._names)
         old = self._batch_size

@@ -110,7 +110,7 @@ class Wrapper(TensorCollection):
     def _get_child(self, key: str) -> Child:
         return self._tensordict._get_child(key)
 
-    def _with_batch_size(self, batch_size: torch.Size) -> Any:
+    def _with_batch_size(self, batch_size: torch.Size) -> Self:
         fitted = self._tensordict._with_batch_size(batch_size)
         return self if fitted is self._tensordict else self._wrap(fitted)
 
@@ -172,7 +172,7 @@ class Wrapper(TensorCollection):
         parts = self._tensordict._split_update(plan, source, wanted, path)
         return parts and [(self._wrap_holder(member), part) for member, part in parts]
 
-    def _transform_multi(self, plan: MultiPlan) -> Any:
+    def _transform_multi(self, plan: MultiPlan) -> tuple[Self, ...]:
         wrap = self._wrap
         return tuple([wrap(part) for part in self._tensordict._transform_multi(plan)])
 

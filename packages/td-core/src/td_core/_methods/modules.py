@@ -21,9 +21,10 @@ class ModuleMixin(Core):
     __slots__ = ()
 
     @classmethod
-    def _of_module(cls, taken: object) -> object:
+    def _of_module(cls, taken: Core) -> Core:
         """Convert a module's parameters to the type that classmethods of this class return."""
-        return cls._wrap_dense(taken)
+        made: Core = cls._wrap_dense(taken)
+        return made
 
     @classmethod
     def from_module(

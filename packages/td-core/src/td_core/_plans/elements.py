@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Union
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from .plans import (
     wrap_dim,
     wrap_dims,
 )
+from .shapes import Join
 from .steps import Pad, Range, Reshape, Shape, Step, Take, Whole
 
 
@@ -71,6 +72,10 @@ class Where(WholePlan):
         sizes[dim] = count
         takes_whole = self._takes_whole is not False
         return [Where(part, takes_whole) for part in condition.expand(sizes).unbind(dim)]
+
+
+#: Plans that make one collection of several.
+JoinPlan = Union[Join, Where]  # noqa: UP007
 
 
 def append_dims(prefix: Tensor, ndim: int) -> Tensor:

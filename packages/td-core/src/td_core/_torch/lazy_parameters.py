@@ -51,7 +51,9 @@ class _Stack:
         base.materialize((*self.shape, *shape), device, dtype)
 
     @classmethod
-    def __torch_function__(cls, func: object, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: object, types: object, args: Any = (), kwargs: dict[str, object] | None = None
+    ) -> Any:
         if func is Tensor.dim:  # torch.vmap reads it
             with without_torch_function():
                 return func(*args)
@@ -109,7 +111,11 @@ class _Member:
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: Any = (),
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         written = args[0] if args else kwargs.get("tensor")
@@ -132,7 +138,12 @@ def _take_row(i: int, member: _Member) -> Any:
     return member.source.data[i]
 
 
-def _call(func: Callable[..., object], args: Any, kwargs: Any, take: Callable[[Any], Tensor]) -> Any:
+def _call(
+    func: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    take: Callable[[Any], Tensor],
+) -> Any:
     args, kwargs = pytree.tree_map(
         lambda item: take(item) if isinstance(item, _Member) else item, (args, kwargs)
     )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._plans.elements import Where
+from .._plans.elements import JoinPlan, Where
 from .._plans.plans import ShapePlan
 from .._torch.private import get_cached_seqlens, get_ragged_dim
 from ..errors import StructureError
@@ -238,7 +238,7 @@ def has_same_components(first: Tensor, second: Tensor) -> bool:
     return [part.shape for part in first.unbind()] == [part.shape for part in second.unbind()]
 
 
-def cat_components(plan: Any, leaves: Sequence[Any]) -> Tensor | None:
+def cat_components(plan: JoinPlan, leaves: Sequence[Any]) -> Tensor | None:
     """Concatenate nested tensors along dim 0, or select between two; return None for other plans or leaves."""
     if not all(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves):
         return None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, overload
 import torch
 from torch import Tensor
 
+from .._plans.elements import JoinPlan
 from .._plans.plans import MultiPlan, ShapePlan
 from .._torch.dtypes import ScalarBeside
 from ..errors import KeyMismatchError, StructureError
@@ -259,7 +260,7 @@ class Core:
         """Return one direct entry. Raise KeyError if it is missing."""
         return self._children()[key]
 
-    def _get_join_entries(self, first: Core, plan: ShapePlan, path: tuple[str, ...]) -> dict[str, Child]:
+    def _get_join_entries(self, first: Core, plan: JoinPlan, path: tuple[str, ...]) -> dict[str, Child]:
         """Return the direct entries for a join with nodes of other kinds. Raise StructureError if the kinds cannot be joined."""
         return dict(get_all_entries(self))
 
@@ -419,7 +420,7 @@ class Core:
         """Apply a plan that splits every leaf into parts, and return one node per part, with leading dims ``plan.leads``."""
         return tuple([convert_level(self, part) for part in _as_dense(self)._transform_multi(plan)])
 
-    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
+    def _join(self, items: Sequence[Core], plan: JoinPlan, path: tuple[str, ...] = ()) -> Self:
         """Join ``items``, this node first, with ``plan.leaf`` per key. Raise StructureError if their keys differ."""
         return convert_level(self, _as_dense(self)._join(items, plan, path))
 

@@ -7,14 +7,19 @@ None for the root. ``get_path`` converts it to a key path, for an error or a res
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeGuard, TypeVar, Union
+from typing import Any, TypeGuard, TypeVar, Union, overload
 
 import torch
 from torch import Tensor
 
-from .node import Core
+from .node import Child, Core, CoreT
 
 T = TypeVar("T")
+KeyT = TypeVar("KeyT")
+NodeT = TypeVar("NodeT")
+ResultT = TypeVar("ResultT")
+#: Called with a node, its new entries and its state; yields key, node and state of each child to rebuild.
+Fill = Callable[[NodeT, dict[KeyT, T], Any], Iterable[tuple[KeyT, NodeT, object]]]
 Position = Union[tuple["Position", str], None]  # noqa: UP007  a string is not an operand of |
 
 
@@ -92,7 +97,7 @@ def list_holders(node: Core) -> list[Core]:
     return [holder for (holder,) in node._zip_members()]
 
 
-def walk_levels(root: Core) -> Iterator[tuple[Core, Position, dict[str, Any]]]:
+def walk_levels(root: Core) -> Iterator[tuple[Core, Position, dict[str, Child]]]:
     """Iterate over nodes with their positions and a copy of their entries; one that is removed from the copy is not visited."""
     todo: list[tuple[Core, Position]] = [(root, None)]
     while todo:
@@ -140,11 +145,27 @@ def zip_walk(*roots: Core) -> Iterator[tuple[Core, ...]]:
     return expand(roots[0]._zip_members(*roots[1:]), below)
 
 
+@overload
+def map_levels(
+    root: CoreT,
+    fill: Fill[Core, str, Child],
+    state: object = ...,
+    make: None = ...,
+    by_member: bool = ...,
+) -> CoreT: ...
+@overload
+def map_levels(
+    root: NodeT,
+    fill: Fill[NodeT, KeyT, T],
+    state: object = ...,
+    make: Callable[[NodeT, dict[KeyT, T]], ResultT] = ...,
+    by_member: bool = ...,
+) -> ResultT: ...
 def map_levels(
     root: Any,
-    fill: Callable[[Any, dict[Any, Any], Any], Iterable[tuple[Any, Any, Any]]],
-    state: Any = None,
-    make: Callable[[Any, dict[Any, Any]], Any] | None = None,
+    fill: Callable[..., Iterable[tuple[object, Any, object]]],
+    state: object = None,
+    make: Callable[..., object] | None = None,
     by_member: bool = False,
 ) -> Any:
     """Rebuild a tree level by level, and return the new root.
@@ -153,18 +174,18 @@ def map_levels(
     rebuild. ``make(node, entries)`` then builds the nodes, the deepest first; it returns None to drop one. By default, a new
     node is of the same kind as the old one. ``by_member`` rebuilds the members of lazy stacks.
     """
+    rebuild: Any = map_levels
     if by_member and root._members_and_dim() is not None:
-        return root._map_members(lambda member: map_levels(member, fill, state, make, True))
-    top: dict[Any, Any] = {}
-    node: Core = root
-    entries = top
-    levels: list[tuple[Core, dict[Any, Any], dict[Any, Any], Any, Any]] = []
+        return root._map_members(lambda member: rebuild(member, fill, state, make, True))
+    top: dict[object, Any] = {}
+    node, entries = root, top
+    levels: list[tuple[Any, dict[object, Any], dict[object, Any], object, object]] = []
     done = 0
     # Count by hand: torch.compile of torch 2.9 does not iterate over items that are appended in the loop.
     while True:
         for key, child, below in fill(node, entries, state):
             if by_member and child._members_and_dim() is not None:
-                if (made := map_levels(child, fill, below, make, True)) is None:
+                if (made := rebuild(child, fill, below, make, True)) is None:
                     entries.pop(key, None)
                 else:
                     entries[key] = made

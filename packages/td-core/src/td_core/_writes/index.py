@@ -277,7 +277,7 @@ class IndexedWrite:
         self.writes.change(node._set_child, key, made)
 
 
-def has_free_entries(entry: Any, lead: torch.Size) -> bool:
+def has_free_entries(entry: object, lead: torch.Size) -> bool:
     """Return True for a mapping, and for a node whose batch size does not start with ``lead``: its entries broadcast."""
     if isinstance(entry, Core):
         return has_entries(entry) and entry.batch_size[: len(lead)] != lead
@@ -319,14 +319,14 @@ def _source_error(value: object) -> StructureError:
     )
 
 
-def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | None) -> Core:
+def _make_empty_like(entry: object, batch_size: torch.Size, device: torch.device | None) -> Core:
     """Return an empty node of the kind of a node; of a mapping or a lazy stack without members, a TensorDict."""
     for holder in list_holders(entry) if isinstance(entry, Core) else ():
         return holder._with_children({}, batch_size=batch_size, names=None)
     return make_dense({}, batch_size, device)
 
 
-def as_rows(value: Core, wanted: torch.Size) -> Any:
+def as_rows(value: Core, wanted: torch.Size) -> Core | Entries:
     """Broadcast a collection to the batch size ``wanted`` of the indexed target; BatchSizeError if it cannot.
 
     If its batch size is empty or a prefix of ``wanted``, return ``Entries``, which broadcast one by one.

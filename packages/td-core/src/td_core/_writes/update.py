@@ -308,11 +308,11 @@ def _is_none(value: object) -> bool:
     return same is not None and bool(same.all())
 
 
-def _is_stack_needed(held: Core, value: Any) -> bool:
+def _is_stack_needed(held: Core, value: object) -> bool:
     """Return True if a dense node becomes a lazy stack, since the value that is merged into it is one."""
-    stacked = value._members_and_dim() if isinstance(value, Core) else None
     return (
-        stacked is not None
+        isinstance(value, Core)
+        and value._members_and_dim() is not None
         and held._members_and_dim() is None
         and not held._schema.converts_tensors
         and held.batch_size == value.batch_size

@@ -76,7 +76,7 @@ def _make_leaves_of_all_dtypes() -> dict[str, Tensor]:
     return leaves
 
 
-def make_value_samples() -> dict[str, object]:
+def make_value_samples() -> dict[str, TensorDict]:
     """Build collections of values and tensorclasses, by name; empty if no plugin has registered a kind of values."""
     kind = KINDS.get("NonTensorData")
     if kind is None:

@@ -18,14 +18,16 @@ from torch import Tensor
 
 from .._encode.decode import decode
 from .._encode.node_kinds import KINDS, Encoded, encode
+from .._methods.collection import TensorCollection
 from .._python.collector import pause_collector
 from .._torch.private import pytree
 from .._tree.node import Core
 from ..errors import BatchSizeError, KeyPathError, LockedError, StructureError
+from ..typing import NestedKey
 
 __all__ = ["CollectionTests"]
 
-Leaves = dict[Any, Tensor]
+Leaves = dict[NestedKey, Tensor]
 
 # Every type of index, valid for a batch of at least two dims of size at least two.
 INDICES: dict[str, object] = {
@@ -97,7 +99,7 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
 }
 
 #: Metadata that a copy must keep, each with the function that reads it.
-TOLD: dict[str, Callable[[Any], object]] = {
+TOLD: dict[str, Callable[[TensorCollection], object]] = {
     "class": type,
     "batch size": lambda x: x.batch_size,
     "device": lambda x: x.device,
@@ -154,7 +156,7 @@ class CollectionTests:
         """
         raise NotImplementedError(f"{type(self).__name__} must define make()")
 
-    def state(self, collection: Any) -> Any:
+    def state(self, collection: TensorCollection) -> object:
         """Return the state to compare with ``==``: by default header and values of the record from ``flatten``.
 
         Override it to include state that the record does not have.
@@ -175,7 +177,7 @@ class CollectionTests:
         assert collection.names == names, "_names does not store the names that are set"
         return collection
 
-    def check_same(self, again: object, collection: object, how: str) -> None:
+    def check_same(self, again: TensorCollection, collection: TensorCollection, how: str) -> None:
         """Assert that ``again``, a copy of a collection, equals it. ``how`` names the way of copying in messages."""
         for what, read in TOLD.items():
             result, wanted = read(again), read(collection)
@@ -183,7 +185,7 @@ class CollectionTests:
         self.check_state(again, collection, how)
         self.check(again, self.leaves(collection))
 
-    def check_state(self, again: object, collection: object, how: str) -> None:
+    def check_state(self, again: TensorCollection, collection: TensorCollection, how: str) -> None:
         """Assert that ``again`` has the class and the :meth:`state` of the collection."""
         assert type(again) is type(collection), (
             f"{how} gives a {type(again)!r} instead of a {type(collection)!r}"
@@ -191,7 +193,7 @@ class CollectionTests:
         result, wanted = self.state(again), self.state(collection)
         assert result == wanted, f"{how} changes what the kind holds: {result!r} instead of {wanted!r}"
 
-    def leaves(self, collection: Any) -> Leaves:
+    def leaves(self, collection: TensorCollection) -> Leaves:
         """Return the tensor leaves by key."""
         keys = list(collection.keys(include_nested=True, leaves_only=True))
         result = {key: collection.get(key) for key in keys}
@@ -242,7 +244,7 @@ class CollectionTests:
         assert bare.names == [None], "_with_children ignores the names that it is given, None"
 
     @pytest.mark.parametrize("operation", KEEPING.values(), ids=KEEPING)
-    def test_operations_keep_what_the_kind_holds(self, operation: Callable[[object], object]) -> None:
+    def test_operations_keep_what_the_kind_holds(self, operation: Callable[[Any], Any]) -> None:
         """Results of operations have the same :meth:`state` as the collection."""
         if not self.keeps_kind:
             pytest.skip("results may be of another kind")

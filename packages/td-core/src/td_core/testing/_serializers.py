@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +22,11 @@ from .._formats.serializers import SERIALIZERS, Serializer, list_options
 from .._kinds.checkpoint import load, save
 from .._kinds.tensordict import TensorDict
 from .._methods.collection import TensorDictBase
+from .._tree.node import Child, Core
 from ..errors import CodecError, FormatError, TensorDictError
 from ..plugins.hookspecs import hookimpl
 from ..plugins.manager import installed
-from ..typing import NO_DEFAULT
+from ..typing import NO_DEFAULT, Names, NoDefault
 from ._collection_samples import assert_same, make_samples, make_value_samples
 from ._killed_processes import count_calls, kill_at_call, kill_at_size, run_in_child
 
@@ -36,7 +37,12 @@ class _Holder(TensorDictBase):
     """A kind of node with an additional Python value."""
 
     def __init__(
-        self, entries: Any, value: Any, batch_size: Any, device: Any = None, names: Any = None
+        self,
+        entries: Mapping[str, Child],
+        value: object,
+        batch_size: Sequence[int],
+        device: torch.device | None = None,
+        names: Names | None = None,
     ) -> None:
         self._entries, self.value = dict(entries), value
         self._size, self._label, self._names = torch.Size(batch_size), device, names
@@ -47,8 +53,7 @@ class _Holder(TensorDictBase):
 
     @property
     def device(self) -> torch.device | None:
-        device: torch.device | None = self._label
-        return device
+        return self._label
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._size = batch_size
@@ -56,10 +61,10 @@ class _Holder(TensorDictBase):
     def _set_device(self, device: torch.device | None) -> None:
         self._label = device
 
-    def _children(self) -> dict[str, Any]:
+    def _children(self) -> dict[str, Child]:
         return self._entries
 
-    def _set_child(self, key: str, value: object) -> None:
+    def _set_child(self, key: str, value: Child) -> None:
         self._entries[key] = value
 
     def _del_child(self, key: str) -> None:
@@ -67,12 +72,12 @@ class _Holder(TensorDictBase):
 
     def _with_children(
         self,
-        children: object,
+        children: Mapping[str, Child],
         *,
-        batch_size: object = None,
-        device: object = NO_DEFAULT,
-        names: object = NO_DEFAULT,
-    ) -> Any:
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> _Holder:
         return type(self)(
             children,
             self.value,
@@ -165,11 +170,13 @@ class SerializerTests:
                 yield f"{file.name} is deleted"
             file.write_bytes(content)
 
-    def old_files(self) -> dict[Path, Any]:
+    def old_files(self) -> dict[Path, TensorDict]:
         """Return the files of earlier versions that must load, with the expected collections. The default has none."""
         return {}
 
-    def _save(self, folder: Path, data: Any, name: str = "x", **options: object) -> Any:
+    def _save(
+        self, folder: Path, data: Core | Mapping[Any, object], name: str = "x", **options: object
+    ) -> Any:
         path = self.location(folder, name)
         save(data, path, format=self.serializer().name, **{**self.replacing, **options})
         return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,14 @@ from td_core import TensorCollection, TensorDict
 from td_core.errors import KeyPathError, StructureError, UnsupportedOperationError
 from td_core.spi import EntrySchema, Keeper, Node, as_batch_size, lock, make_dense, show_path, visit, walk
 from td_core.spi import split_value as split
-from td_core.typing import NO_DEFAULT, Names, NestedKey
+from td_core.typing import NO_DEFAULT, BatchSize, Names, NestedKey
 
 from .._stored_tensor import StoredTensor
 from .live_edits import Change, Child, LiveNode, LiveStore, check_above, fits
 from .table_edits import KeyPath, TableEdit
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class _LiveSchema(EntrySchema):
@@ -105,7 +108,7 @@ class LiveCollection(LiveNode):
         return root
 
     @classmethod
-    def _of_node(cls, store: LiveStore, path: KeyPath, node: Node) -> Any:
+    def _of_node(cls, store: LiveStore, path: KeyPath, node: Node) -> Self:
         self = cls.__new__(cls)
         self._store, self._path, self._entries = store, path, {}
         self._size, self._label, self._labels = node.batch_size, node.device, node._names
@@ -117,7 +120,7 @@ class LiveCollection(LiveNode):
         return self._size
 
     @batch_size.setter
-    def batch_size(self, batch_size: Any) -> None:
+    def batch_size(self, batch_size: BatchSize) -> None:
         with self._edit_together():
             self._change_batch_size(as_batch_size(batch_size))
 

@@ -45,7 +45,7 @@ class ObjectFile(io.RawIOBase):
         self._kept: list[tuple[int, memoryview]] = []
         self._at = 0
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ObjectFile, (self.store, self.info, self.block)
 
     def keep(self, start: int, content: bytes | memoryview) -> None:

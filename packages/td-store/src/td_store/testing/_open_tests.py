@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict, lazy_stack
+from td_core.typing import NestedKey, SourceIndex
 
 from .._stored_tensor import StoredTensor
 from ._sources import LoggedSource
@@ -21,7 +22,9 @@ __all__ = ["OpenTests"]
 
 ROWS = 6
 MASK = torch.tensor([True, False, False, True, False, True])
-Operation = Callable[[Any], Any]
+Operation = Callable[[Any], object]
+#: An opened collection, and the requests to its sources: operation, key and index.
+Opened = tuple[Any, list[tuple[str, str, SourceIndex]]]
 
 #: Operations that must read nothing.
 LAZY: dict[str, Operation] = {
@@ -104,7 +107,7 @@ WHOLE: dict[str, Operation] = {
 }
 
 #: Operations in place: by name, the operation and whether it may read. The second argument has new rows.
-WRITES: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
+WRITES: dict[str, tuple[Callable[[TensorDict, TensorDict], object], bool]] = {
     "set_row": (lambda td, new: td.__setitem__(1, new[0]), False),
     "set_slice": (lambda td, new: td.__setitem__(slice(1, 3), new[:2]), False),
     "set_positions": (lambda td, new: td.__setitem__([4, 1], new[:2]), False),
@@ -157,16 +160,16 @@ class OpenTests:
     ...         return data.apply(lambda leaf: StoredTensor(MemorySource(leaf)))
     """
 
-    def open(self, data: TensorDict, folder: Path) -> Any:
+    def open(self, data: TensorDict, folder: Path) -> TensorDict:
         """Save ``data`` in ``folder``, and return the collection, opened so that writes to its leaves reach the store."""
         raise NotImplementedError(f"{type(self).__name__} must define open()")
 
     @pytest.fixture(name="opened")
-    def open_with_log(self, tmp_path: Path) -> tuple[Any, list[Any]]:
+    def open_with_log(self, tmp_path: Path) -> Opened:
         """Return an opened collection, and the list of requests to its sources."""
-        log: list[object] = []
+        log: list[tuple[str, str, SourceIndex]] = []
 
-        def watch(key: Any, leaf: Tensor) -> Tensor:
+        def watch(key: NestedKey, leaf: Tensor) -> Tensor:
             if not isinstance(leaf, StoredTensor):
                 return leaf
             return StoredTensor(
@@ -178,7 +181,7 @@ class OpenTests:
             return opened.named_apply(watch, nested_keys=True), log
 
     @pytest.mark.parametrize("name", LAZY)
-    def test_lazy_operation_reads_nothing(self, name: str, opened: Any) -> None:
+    def test_lazy_operation_reads_nothing(self, name: str, opened: Opened) -> None:
         td, log = opened
         result, expected = LAZY[name](td), LAZY[name](make_data())
         repr(result)
@@ -186,14 +189,14 @@ class OpenTests:
         check_same(result, expected)
 
     @pytest.mark.parametrize("name", ["repr", "pickle"])
-    def test_description_reads_nothing(self, name: str, opened: Any) -> None:
+    def test_description_reads_nothing(self, name: str, opened: Opened) -> None:
         td, log = opened
         describe: Operation = repr if name == "repr" else pickle.dumps
         assert describe(td)
         assert log == []
 
     @pytest.mark.parametrize("name", ROWS_READ)
-    def test_read_rows_requests_only_those_rows(self, name: str, opened: Any) -> None:
+    def test_read_rows_requests_only_those_rows(self, name: str, opened: Opened) -> None:
         td, log = opened
         operation, rows = ROWS_READ[name]
         check_same(operation(td), operation(make_data()))
@@ -201,7 +204,7 @@ class OpenTests:
         assert all(request == "read" and list_rows(index[0]) == rows for request, _, index in log)
 
     @pytest.mark.parametrize("name", WHOLE)
-    def test_whole_operation_reads_each_leaf_once(self, name: str, opened: Any) -> None:
+    def test_whole_operation_reads_each_leaf_once(self, name: str, opened: Opened) -> None:
         td, log = opened
         result = WHOLE[name](td)
         requests = [(request, leaf) for request, leaf, _ in log]
@@ -209,7 +212,7 @@ class OpenTests:
         assert requests in ([], [("read", "a"), ("read", "n.b")], [("read", "n.b"), ("read", "a")])
 
     @pytest.mark.parametrize("name", WRITES)
-    def test_write_reaches_the_store(self, name: str, opened: Any, tmp_path: Path) -> None:
+    def test_write_reaches_the_store(self, name: str, opened: Opened, tmp_path: Path) -> None:
         td, log = opened
         operation, can_read = WRITES[name]
         expected = make_data()
@@ -219,7 +222,7 @@ class OpenTests:
         check_same(td, expected)
 
     @pytest.mark.parametrize("name", WRITES)
-    def test_write_touches_only_changed_rows(self, name: str, opened: Any) -> None:
+    def test_write_touches_only_changed_rows(self, name: str, opened: Opened) -> None:
         td, log = opened
         before, after = make_data(), make_data()
         WRITES[name][0](after, make_new())
@@ -234,7 +237,7 @@ class OpenTests:
                 or name in WHOLE_LEAF
             )
 
-    def test_iterate_and_write_touches_one_row_at_a_time(self, opened: Any) -> None:
+    def test_iterate_and_write_touches_one_row_at_a_time(self, opened: Opened) -> None:
         td, log = opened
         for i, row in enumerate(td):
             log.clear()
@@ -242,13 +245,13 @@ class OpenTests:
             assert all(list_rows(index[0]) == [i] for _, _, index in log)
 
     @pytest.mark.parametrize("method", ["data_ptr", "untyped_storage", "storage", "share_memory_"])
-    def test_ask_stored_leaf_for_memory_raises(self, method: str, opened: Any) -> None:
+    def test_ask_stored_leaf_for_memory_raises(self, method: str, opened: Opened) -> None:
         leaf = opened[0]["a"]
         if isinstance(leaf, StoredTensor):
             with pytest.raises(RuntimeError, match=f"a stored tensor has no memory, so {method}"):
                 getattr(leaf, method)()
 
-    def test_write_at_positions_after_read_changes_only_the_copy(self, opened: Any) -> None:
+    def test_write_at_positions_after_read_changes_only_the_copy(self, opened: Opened) -> None:
         td, _ = opened
         td[[0, 2]].zero_()
         td.clone().zero_()

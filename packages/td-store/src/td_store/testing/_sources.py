@@ -140,7 +140,7 @@ class LoggedSource:
     (tensor([1]), [('read', 'a', (slice(1, 2, 1),))])
     """
 
-    def __init__(self, source: Source, name: str, log: list[object]) -> None:
+    def __init__(self, source: Source, name: str, log: list[tuple[str, str, SourceIndex]]) -> None:
         self.source, self.name, self.log = source, name, log
         self.shape, self.dtype = source.shape, source.dtype
 
