@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
+import numpy as np
+
+from td_core.spi import run_parallel
 from td_core.typing import ObjectStore, Range
 
 #: Neighbouring ranges are read as one of up to this many bytes; a longer range is read in parts.
 _LARGEST, _PART = 1 << 24, 1 << 23
+#: The most bytes that one call of a store returns.
+_AT_ONCE = 1 << 29
+#: Threads that copy large ranges.
+_THREADS = 4
 #: The gap of a store that has no such attribute.
 _GAP = 1 << 16
 
@@ -46,28 +54,12 @@ def plan_ranges(wanted: Sequence[Bytes], gap: int, largest: int = _LARGEST, part
     return planned
 
 
-def cut_ranges(
-    wanted: Sequence[Bytes], planned: Sequence[Bytes], pieces: Sequence[memoryview]
-) -> list[bytearray]:
-    """Return the bytes of each range that is wanted, from those of the planned ranges."""
-    starts = [begin for begin, _ in planned]
-    results = []
-    for begin, end in wanted:
-        result = bytearray(end - begin)
-        view, position = memoryview(result), begin
-        i = bisect_right(starts, begin) - 1
-        while position < end:
-            stop = min(end, planned[i][1])
-            view[position - begin : stop - begin] = pieces[i][position - starts[i] : stop - starts[i]]
-            position, i = stop, i + 1
-        results.append(result)
-    return results
-
-
 def read_objects(
     store: ObjectStore, requests: Sequence[tuple[str, str | None, Sequence[Bytes]]]
-) -> list[list[bytearray]]:
+) -> list[list[bytearray | memoryview]]:
     """Return the bytes of ranges of several objects, each with its name and stamp, with one call of the store.
+
+    What has more than 512 MB is read with several calls, so that no more than that is in memory beside the results.
 
     >>> from td_store.testing import MemoryStore
     >>> store = MemoryStore({"a": b"0123456789", "b": b"abc"})
@@ -77,14 +69,60 @@ def read_objects(
     [('read', ('a', 'b'))]
     """
     gap = getattr(store, "gap", _GAP)
-    plans = [plan_ranges(wanted, gap) for _, _, wanted in requests]
-    ranges = [
-        Range(name, begin, end, stamp)
-        for (name, stamp, _), planned in zip(requests, plans, strict=True)
-        for begin, end in planned
-    ]
-    pieces = iter(store.read(ranges) if ranges else [])
-    return [
-        cut_ranges(wanted, planned, [next(pieces) for _ in planned])
-        for (_, _, wanted), planned in zip(requests, plans, strict=True)
-    ]
+    results = [[_allocate(end - begin) for begin, end in wanted] for _, _, wanted in requests]
+    ranges: list[Range] = []
+    copies: list[list[tuple[memoryview, int]]] = []
+    for (name, stamp, wanted), contents in zip(requests, results, strict=True):
+        planned = plan_ranges(wanted, gap)
+        ranges += [Range(name, begin, end, stamp) for begin, end in planned]
+        copies += _list_copies(wanted, planned, contents)
+    for first, last in _split(ranges):
+        pieces = store.read(ranges[first:last])
+        work = [partial(_copy, *item) for item in zip(pieces, copies[first:last], strict=True)]
+        run_parallel(work, _THREADS if sum(map(len, pieces)) > _LARGEST else 1)
+        del pieces, work  # before the next ones are read
+    return results
+
+
+def _allocate(size: int) -> bytearray | memoryview:
+    """Return memory for a range: zeros cost as much as a copy, where it is large."""
+    return bytearray(size) if size < _PART else memoryview(np.empty(size, np.uint8))
+
+
+def _list_copies(
+    wanted: Sequence[Bytes], planned: Sequence[Bytes], contents: Sequence[bytearray | memoryview]
+) -> list[list[tuple[memoryview, int]]]:
+    """Return for each planned range which parts of the contents are in it, and where they begin there."""
+    starts = [begin for begin, _ in planned]
+    copies: list[list[tuple[memoryview, int]]] = [[] for _ in planned]
+    for (begin, end), content in zip(wanted, contents, strict=True):
+        view, position = memoryview(content), begin
+        i = bisect_right(starts, begin) - 1
+        while position < end:
+            stop = min(end, planned[i][1])
+            copies[i].append((view[position - begin : stop - begin], position - starts[i]))
+            position, i = stop, i + 1
+    return copies
+
+
+def _split(ranges: Sequence[Range]) -> Iterator[Bytes]:
+    """Yield the first and the last of the ranges that are read at the same time."""
+    first = size = 0
+    for i, item in enumerate(ranges):
+        assert item.stop is not None
+        size += item.stop - item.start
+        if size > _AT_ONCE and i > first:
+            yield first, i
+            first, size = i, item.stop - item.start
+    if ranges:
+        yield first, len(ranges)
+
+
+def _copy(piece: memoryview, copies: Sequence[tuple[memoryview, int]]) -> None:
+    """Copy parts of a range; large ones without the lock of the interpreter."""
+    for target, start in copies:
+        source = piece[start : start + len(target)]
+        if len(target) < _GAP:
+            target[:] = source
+        else:
+            np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
