@@ -39,6 +39,11 @@ class FaultyHandler(http.server.BaseHTTPRequestHandler):
         self.server.log.append((self.command, self.path, None))
         length = self.headers["Content-Length"]
         content = self.rfile.read(int(length)) if length is not None else self.read_chunks()
+        fault = self.server.take_fault(self.path)
+        if fault is not None:
+            self.close_connection = True
+            FAULTS[fault](self, content)
+            return
         self.server.put(self.name, content)
         self.send("204", {}, b"")
 

@@ -75,14 +75,23 @@ def test_read_from_failing_server(
             ]
 
 
-@pytest.mark.parametrize("fault", ["busy", "reset", "cut"])
+@pytest.mark.parametrize("count", [2, 10**6])
+@pytest.mark.parametrize("fault", ["busy", "limited", "reset"])
 def test_upload_to_failing_server_is_repeated_or_an_error(
-    fault: str, web: Callable[..., Remote], server: WebServer
+    fault: str, count: int, web: Callable[..., Remote], server: WebServer
 ) -> None:
     remote = web("x", retries=3, allow_http=True)
-    remote.write("a", [CONTENT])
-    server.fault, server.count = fault, 1
-    assert bytes(remote.read([Range("a", 0, 10)])[0]) == CONTENT[:10]
+    remote.write("a", [b"old"])
+    server.log.clear()
+    server.fault, server.count = fault, count
+    if count == 2:
+        assert remote.write("a", [CONTENT, CONTENT]).size == 2 * len(CONTENT)
+        assert server.contents["/x/a"] == CONTENT * 2
+    else:
+        with pytest.raises(OSError, match="cannot write the object 'a'.*tried 4 times"):
+            remote.write("a", [CONTENT])
+        assert server.contents["/x/a"] == b"old"
+    assert [method for method, _, _ in server.log].count("PUT") == min(count + 1, 4)
 
 
 def save_in(name: str, data: TensorDict, tmp_path: Path) -> Path:

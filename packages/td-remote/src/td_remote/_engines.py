@@ -114,18 +114,20 @@ def format_range(item: Range) -> str:
 
 def split_parts(content: Iterable[Any], size: int = PART) -> Iterator[bytearray]:
     """Yield the bytes of buffers in parts of one size, of which the last is shorter; at least one part, which may be empty."""
-    part, is_first = bytearray(), True
+    parts = [bytearray()]  # a local name would keep a part while the caller sends it
+    is_first = True
     for buffer in content:
         view = memoryview(buffer).cast("B")
         while len(view):
-            taken = view[: size - len(part)]
-            part += taken
+            taken = view[: size - len(parts[0])]
+            parts[0] += taken
             view = view[len(taken) :]
-            if len(part) == size:
-                yield part
-                part, is_first = bytearray(), False
-    if part or is_first:
-        yield part
+            if len(parts[0]) == size:
+                parts.append(bytearray())
+                yield parts.pop(0)
+                is_first = False
+    if parts[0] or is_first:
+        yield parts.pop()
 
 
 class WholeObjects:

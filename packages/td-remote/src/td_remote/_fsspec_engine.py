@@ -23,6 +23,8 @@ from ._engines import PART, Answer, measure, place_range, share_limit, split_par
 from ._retries import Attempts, Policy, ShortAnswerError, make_missing_error, make_short_error, translate
 
 T = TypeVar("T")
+#: The object of a request, the size of its answer or body, and the function that sends it.
+Request = tuple[str, int, Callable[[], Coroutine[Any, Any, T]]]
 
 #: Fields of a description that change with the content of an object; the first one that is there is its stamp.
 _STAMPS = ("ETag", "etag", "generation", "version_aware_id", "blob_id", "sha", "checksum")
@@ -207,10 +209,8 @@ class AsyncEngine(FsspecEngine):
 
         self.gather("delete", [(name, 0, partial(work, name)) for name in names])
 
-    def gather(
-        self, operation: str, work: Sequence[tuple[str, int, Callable[[], Coroutine[Any, Any, T]]]]
-    ) -> list[T]:
-        """Return the results of requests, each with the object and the size of its answer, in the loop of fsspec."""
+    def gather(self, operation: str, work: Sequence[Request[T]]) -> list[T]:
+        """Return the results of requests, which run in the loop of fsspec."""
 
         async def run(name: str, size: int, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
             async def attempt() -> T:

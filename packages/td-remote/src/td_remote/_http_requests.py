@@ -7,13 +7,14 @@ import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from tempfile import SpooledTemporaryFile
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from td_core.errors import FormatError
 from td_core.typing import ObjectInfo, Range
 
-from ._engines import HEAD, Answer, WholeObjects, format_range, measure, split_parts
+from ._engines import HEAD, PART, Answer, WholeObjects, format_range, measure
 from ._fsspec_engine import AsyncEngine
 from ._retries import Policy, ShortAnswerError
 
@@ -53,20 +54,26 @@ class HttpEngine(AsyncEngine):
         """Write an object with one request; ``create`` looks first."""
         if create and self.find([name]) != [None]:
             raise FileExistsError(f"{self.policy.where}: the object {name!r} exists")
-        parts = list(split_parts(content))
+        with SpooledTemporaryFile(
+            PART
+        ) as file:  # a server needs the size first, and another attempt the content
+            for buffer in content:
+                file.write(buffer)
+            size = file.tell()
 
-        async def work() -> None:
-            async def produce() -> AsyncIterator[bytearray]:
-                for part in parts:
-                    yield part
+            async def produce() -> AsyncIterator[bytes]:
+                while piece := file.read(1 << 20):
+                    yield piece
 
-            headers = {"Content-Length": str(sum(map(len, parts)))}
-            session = await self.system.set_session()
-            url, options = self.system.encode_url(self.locate(name)), self._options(headers)
-            async with session.put(url, data=produce(), **options) as answer:
-                answer.raise_for_status()
+            async def work() -> None:
+                file.seek(0)
+                session = await self.system.set_session()
+                options = self._options({"Content-Length": str(size)})
+                url = self.system.encode_url(self.locate(name))
+                async with session.put(url, data=produce(), **options) as answer:
+                    answer.raise_for_status()
 
-        self.gather("write", [(name, sum(map(len, parts)), work)])
+            self.gather("write", [(name, size, work)])
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove objects, also those that are missing."""

@@ -101,8 +101,8 @@ class ObstoreEngine:
     """Objects in a store of obstore, or of its protocols.
 
     Args:
-        store: reads.
-        writer: uploads, with attempts of its own for the parts.
+        store: sends single requests.
+        writer: uploads in parts, with attempts of its own for them.
         path: the location in both.
         policy: how requests are sent.
     """
@@ -137,7 +137,7 @@ class ObstoreEngine:
             raise FileExistsError(f"{self._policy.where}: the object {name!r} exists")
         if is_small:
             mode = "create" if create and not self._is_web else "overwrite"
-            send = partial(self._writer.put, self._locate(name), first[0], mode=mode, use_multipart=False)
+            send = partial(self._store.put, self._locate(name), first[0], mode=mode, use_multipart=False)
             self._run_all("write", [(name, send)])
             return
         errors: list[Exception] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from td_core.typing import ObjectInfo, Range
 
 from ._engines import Answer, format_range, refuse_short, split_parts
-from ._fsspec_engine import AsyncEngine
+from ._fsspec_engine import AsyncEngine, Request
 from ._retries import find_status, make_missing_error
 
 #: The parts of one upload that are under way at the same time: the client has three copies of each.
@@ -72,31 +72,25 @@ class S3Engine(AsyncEngine):
         else:
             self._put_parts(name, place, first, parts)
 
-    def _put_parts(self, name: str, place: dict[str, Any], first: list[bytes], rest: Iterable[bytes]) -> None:
+    def _put_parts(self, name: str, place: dict[str, Any], first: list[bytes], rest: Iterator[bytes]) -> None:
         """Upload parts, a few at a time; one that fails is sent again by itself."""
         target = {"Bucket": place["Bucket"], "Key": place["Key"]}
         target["UploadId"] = self._send("create_multipart_upload", name, target)["UploadId"]
         done: list[dict[str, Any]] = []
+
+        def send(number: int, part: bytes) -> Request[Any]:
+            call = partial(self._call, "upload_part", target, PartNumber=number, Body=part)
+            return name, len(part), call
+
         try:
-            rest = iter(rest)
             while first:
-                numbered = [(len(done) + i + 1, part) for i, part in enumerate(first)]
-                answers = self.gather(
-                    "write",
-                    [
-                        (
-                            name,
-                            len(part),
-                            partial(self._call, "upload_part", target, PartNumber=number, Body=part),
-                        )
-                        for number, part in numbered
-                    ],
-                )
+                answers = self.gather("write", [send(i, part) for i, part in enumerate(first, len(done) + 1)])
                 done += [
-                    {"PartNumber": number, "ETag": answer["ETag"]}
-                    for (number, _), answer in zip(numbered, answers, strict=True)
+                    {"PartNumber": i, "ETag": answer["ETag"]}
+                    for i, answer in enumerate(answers, len(done) + 1)
                 ]
-                first = list(islice(rest, _PARTS))
+                first.clear()  # before the next parts are made
+                first += islice(rest, _PARTS)
             self._send(
                 "complete_multipart_upload", name, {**place, **target}, MultipartUpload={"Parts": done}
             )
