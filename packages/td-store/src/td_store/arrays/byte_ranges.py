@@ -86,7 +86,7 @@ def read_objects(
 
 def _allocate(size: int) -> bytearray | memoryview:
     """Return memory for a range: zeros cost as much as a copy, where it is large."""
-    return bytearray(size) if size < _PART else memoryview(np.empty(size, np.uint8))
+    return bytearray(size) if size < _PART else np.empty(size, np.uint8).data
 
 
 def _list_copies(
