@@ -356,9 +356,13 @@ def stores(session: nox.Session) -> None:
 @nox.session(venv_params=BARE)
 def remote(session: nox.Session) -> None:
     """Run the tests of td-remote with every engine, against a local server of S3 and a web server, which the tests start."""
-    environment = Environment(session, EVERYTHING, extra=("s3fs", "obstore", "moto[server]", "aiohttp"))
+    environment = Environment(
+        session, EVERYTHING, extra=("s3fs", "obstore", "moto[server]", "aiohttp", "gcsfs", "adlfs")
+    )
     environment.pytest(
-        "packages/td-remote/tests", *session.posargs, TD_EXPECT_ENGINES="s3fs,obstore,moto,aiohttp"
+        "packages/td-remote/tests",
+        *session.posargs,
+        TD_EXPECT_ENGINES="s3fs,obstore,moto,aiohttp,gcsfs,adlfs",
     )
 
 

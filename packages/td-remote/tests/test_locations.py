@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import io
 import pickle
@@ -20,7 +21,7 @@ from servers import WebServer
 import td_core
 from td_core import FormatError, MissingPluginError, TensorDict
 from td_core.typing import Range
-from td_remote import Remote
+from td_remote import Remote, plugin
 from td_store import StoredTensor
 from td_store.arrays import ObjectReader, RangeSource
 
@@ -199,6 +200,66 @@ def test_missing_library_names_the_extra(scheme: str, extra: str, monkeypatch: p
     monkeypatch.setattr(engines, "url_to_fs", refuse)
     with pytest.raises(MissingPluginError, match=rf"Install the library: pip install td-remote\[{extra}\]"):
         Remote(f"{scheme}://bucket/x", engine="fsspec").stat(["a"])
+
+
+def test_scheme_is_one_of_fsspec_or_names_the_extra() -> None:
+    others = {scheme for scheme in plugin._SCHEMES if scheme not in fsspec.available_protocols()}
+    assert others <= {"abfss"}  # adlfs registers it
+    for scheme in others:
+        with pytest.raises(
+            MissingPluginError, match=r"no file system of the scheme: pip install td-remote\[az\]"
+        ):
+            Remote(f"{scheme}://box@account/x", engine="fsspec").stat(["a"])
+
+
+def make_token() -> Any:
+    return pytest.importorskip("google.oauth2.credentials").Credentials(token=SECRET)
+
+
+KEY = base64.b64encode(SECRET.encode()).decode()
+SIGNATURE = f"sv=2024-01-01&sig={SECRET}"
+NOWHERE = "http://127.0.0.1:9"
+CONNECTION = f"DefaultEndpointsProtocol=http;AccountName=a;AccountKey={KEY};BlobEndpoint={NOWHERE}/a"
+#: URLs of other clouds with options of their libraries, and the file system, if it is one.
+CLOUDS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    "gcsfs": ("gs://bucket/x", "GCSFileSystem", {"token": make_token, "endpoint_url": NOWHERE}),
+    "gcsfs anonymous": ("gcs://bucket/x", "GCSFileSystem", {"token": "anon", "endpoint_url": NOWHERE}),
+    "adlfs": (
+        "abfs://box@account.dfs.core.windows.net/x",
+        "AzureBlobFileSystem",
+        {"connection_string": CONNECTION},
+    ),
+    "adlfs key": ("az://box/x", "AzureBlobFileSystem", {"connection_string": CONNECTION}),
+    "obstore gs": ("gs://bucket/x", None, {"skip_signature": True, "service_account_path": SECRET}),
+    "obstore key": ("az://box/x", None, {"account_name": "account", "account_key": KEY, "endpoint": NOWHERE}),
+    "obstore sas": (
+        "az://box/x",
+        None,
+        {"account_name": "account", "sas_token": SIGNATURE, "endpoint": NOWHERE},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_other_cloud_is_opened_by_its_library_and_shows_no_secret(name: str) -> None:
+    pytest.importorskip(name.split()[0])
+    url, system, given = CLOUDS[name]
+    options = {key: value() if callable(value) else value for key, value in given.items()}
+    engine = "obstore" if system is None else "fsspec"
+    remote = Remote(url, engine=engine, retries=0, timeout=0.3, **options)  # type: ignore[arg-type]
+    shown = [repr(remote), remote.where]
+    with pytest.raises(OSError, match=f"{url.partition(':')[0]}://.*(find|open) the object 'a?'") as caught:
+        remote.stat(["a"])
+    if system is not None:
+        assert system in {cls.__name__ for cls in type(remote._open().system).__mro__}  # type: ignore[attr-defined]
+    error: BaseException | None = caught.value
+    while error is not None:
+        shown += [repr(error), str(error)]
+        error = error.__cause__
+    content = pickle.dumps(remote)
+    for secret in (SECRET, KEY):
+        assert secret.encode() not in content
+        assert [text for text in shown if secret in text] == []
 
 
 def test_url_of_scheme_without_provider_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

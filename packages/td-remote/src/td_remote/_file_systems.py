@@ -24,7 +24,12 @@ def open_fsspec(url: str, options: Mapping[str, Any], store: Any, policy: Policy
     """Return the engine of a URL; the file system is one that nothing else uses, or the one that the user has made."""
     with translate(policy, "open", ""):
         if store is None:
-            store, path = url_to_fs(url, **_add_defaults(url, dict(options), policy))
+            try:
+                store, path = url_to_fs(url, **_add_defaults(url, dict(options), policy))
+            except ValueError as error:
+                if "Protocol not known" not in str(error):
+                    raise
+                raise ImportError("fsspec has no file system of the scheme") from error
             if hasattr(store, "retries"):
                 store.retries = 1  # those of the policy are enough
         else:

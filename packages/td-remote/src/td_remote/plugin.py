@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 #: Schemes of file systems of fsspec that have objects or files, and of its caches, which begin a chain.
 _SCHEMES = (
     "abfs", "abfss", "adl", "az", "blockcache", "filecache", "ftp", "gcs", "github", "gs", "hdfs", "hf", "http", "https",
-    "memory", "oci", "oss", "r2", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "webdav", "webhdfs", "zip",
+    "memory", "oci", "oss", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "webdav", "webhdfs", "zip",
 )  # fmt: skip
 
 
