@@ -156,7 +156,7 @@ def test_sequence_of_edits_never_gives_a_wrong_number(edits: list[tuple[str, int
         if name == "select":
             table = table.select([column for k, column in enumerate(table.column_names) if k != i])
         elif name == "filter":
-            table = table.filter(pa.array([(row + i) % 3 > 0 for row in range(table.num_rows)]))
+            table = table.filter(pa.array([(row + i) % 3 > 0 for row in range(table.num_rows)], pa.bool_()))
         elif name == "sort":
             table = table.take(pa.array(list(range(table.num_rows))[::-1], pa.int64()))
         elif name == "slice":
