@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -47,11 +48,17 @@ def is_list(kind: pa.DataType) -> bool:
     return kind.id in _LISTS
 
 
+#: What a field says in addition to its type, as JSON.
+Facts = dict[str, Any]
+#: Which rows or elements are not null.
+Valid = Tensor | npt.NDArray[np.bool_] | None
+
+
 class Cells(NamedTuple):
     """A column of tensors: its array, and what its field says in addition to its type."""
 
     array: pa.Array
-    facts: dict[str, Any]
+    facts: Facts
 
 
 class Dense(NamedTuple):
@@ -70,20 +77,17 @@ def list_type(inner: pa.DataType, size: int = -1) -> pa.DataType:
     return pa.large_list(field) if size < 0 else pa.list_(field, size)
 
 
-def make_bitmap(valid: Any) -> pa.Buffer | None:
+def make_bitmap(valid: Valid) -> pa.Buffer | None:
     """Return the buffer of bits of a boolean tensor or array; None for None and if all are True."""
     if valid is None or bool(valid.all()):
         return None
     return pa.array(np.asarray(valid), pa.bool_()).buffers()[1]
 
 
-def make_cells(tensor: Tensor, choice: str = "list", *, valid: Any = None, elements: Any = None) -> Cells:
-    """Return the rows of a dense tensor as a column, without a copy where its memory is what Arrow needs.
-
-    ``valid`` has False for rows that are null, ``elements`` for elements that are.
-    """
+def make_cells(tensor: Tensor, choice: str = "list", *, valid: Valid = None, elements: Valid = None) -> Cells:
+    """Return the rows of a dense tensor as a column, a view where Arrow can have its memory; the masks are False for nulls."""
     shape = tuple(tensor.shape[1:])
-    facts: dict[str, Any] = {}
+    facts: Facts = {}
     stored = as_storable(tensor, ARROW)
     if stored.dtype != tensor.dtype:
         facts["dtype"] = str(tensor.dtype).removeprefix("torch.")
@@ -121,7 +125,7 @@ def make_cells(tensor: Tensor, choice: str = "list", *, valid: Any = None, eleme
     return Cells(array, facts)
 
 
-def make_lists(offsets: Any, inner: pa.Array, valid: Any = None) -> pa.Array:
+def make_lists(offsets: npt.NDArray[np.int64], inner: pa.Array, valid: Valid = None) -> pa.Array:
     """Return large lists of consecutive items, given the offset of each and of the end."""
     buffers = [make_bitmap(valid), pa.py_buffer(np.ascontiguousarray(offsets, np.int64))]
     field = pa.field("item", inner.type, nullable=inner.null_count > 0)
@@ -150,12 +154,8 @@ def make_ragged(parts: Sequence[Tensor | None]) -> Cells | None:
     return Cells(array, {**cells.facts, "lists": last + 1})
 
 
-def find_dense(kind: pa.DataType, facts: dict[str, Any]) -> Dense | None:
-    """Return what a type, and the facts of its field, say about cells of one shape; None for other columns.
-
-    Raises:
-        FormatError: the facts contradict the type.
-    """
+def find_dense(kind: pa.DataType, facts: Facts) -> Dense | None:
+    """Return the form of cells of one shape that a type and the facts of its field describe; None for other columns."""
     order = None
     if isinstance(kind, pa.BaseExtensionType):
         if kind.extension_name != FIXED:
@@ -189,7 +189,7 @@ def find_dense(kind: pa.DataType, facts: dict[str, Any]) -> Dense | None:
     return Dense(dtype, shape[:-1] if pair else shape, stored, shape, order)
 
 
-def _get_dtype(facts: dict[str, Any]) -> torch.dtype:
+def _get_dtype(facts: Facts) -> torch.dtype:
     name = f"torch.{facts.get('dtype')}"
     if name not in STORABLE:
         raise FormatError(f"its header has the dtype {name!r:.100}, which this torch lacks")

@@ -11,7 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import torch
 from torch.utils.data import get_worker_info
@@ -20,7 +23,7 @@ from td_core import NestedKey, TensorCollection
 from td_core.typing import DeviceType
 
 from ._from_arrow import Columns, as_table, is_dataset, read_collection
-from ._load_tables import find_rows, make_condition
+from ._load_tables import find_rows, make_condition, select_rows
 from ._nulls import Nulls, Path
 from ._read_columns import ColumnReader
 from ._table_files import ArrowTable, JoinedTable, Table, find_format, open_tables
@@ -159,28 +162,19 @@ Job = Callable[[], Any]
 def _read_piece(
     table: Table,
     groups: list[int],
-    chosen: torch.Tensor | None,
-    condition: Any,
+    chosen: npt.NDArray[np.int64] | None,
+    condition: pc.Expression | None,
     options: Mapping[str, Any],
 ) -> Any:
     """Return the collection of some groups of a table: of all rows, or of the positions that are chosen."""
-    count = sum(table.groups[i] for i in groups)
     if condition is not None:
-        kept = torch.zeros(count, dtype=torch.bool)
-        kept[torch.from_numpy(find_rows(table, groups, condition).copy())] = True
-        chosen = torch.arange(count) if chosen is None else chosen
-        chosen = chosen[kept[chosen]]
-    index = None if chosen is None else pa.array(chosen.numpy())
-    is_slice = chosen is not None and len(chosen) > 0 and bool((chosen.diff() == 1).all())
+        kept = find_rows(table, groups, condition)
+        chosen = kept if chosen is None else chosen[np.isin(chosen, kept)]
 
     def fetch(paths: Iterable[Path]) -> Columns:
-        for path, array in table.read(paths, groups):
-            if chosen is None or index is None:
-                yield path, array
-            else:
-                yield path, array.slice(int(chosen[0]), len(chosen)) if is_slice else array.take(index)
+        return ((path, select_rows(array, chosen)) for path, array in table.read(paths, groups))
 
-    rows = count if chosen is None else len(chosen)
+    rows = sum(table.groups[i] for i in groups) if chosen is None else len(chosen)
     return read_collection(table.schema, rows, fetch, table.where, strict=False, **options)
 
 
@@ -189,7 +183,9 @@ class _Stream:
 
     rows = None
 
-    def __init__(self, stream: pa.RecordBatchReader, condition: Any, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, stream: pa.RecordBatchReader, condition: pc.Expression | None, options: Mapping[str, Any]
+    ) -> None:
         self._stream, self.condition, self._options = stream, condition, options
 
     def list_jobs(self, begin: int, end: int) -> Iterator[Job]:
@@ -203,7 +199,12 @@ class _Windows:
     """The pieces of a table in its order or a random one: windows of row groups, each with a permutation of its rows."""
 
     def __init__(
-        self, table: Table, condition: Any, options: Mapping[str, Any], window: int, seed: int | None
+        self,
+        table: Table,
+        condition: pc.Expression | None,
+        options: Mapping[str, Any],
+        window: int,
+        seed: int | None,
     ) -> None:
         self._table, self.condition, self._options, self._seed = table, condition, options, seed
         order = list(range(len(table.groups)))
@@ -226,9 +227,9 @@ class _Windows:
         chosen = None
         if self._seed is not None:
             generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number + 1)
-            chosen = torch.randperm(size, generator=generator)[low:high]
+            chosen = torch.randperm(size, generator=generator)[low:high].numpy()
         elif high - low < size:
-            chosen = torch.arange(low, high)
+            chosen = np.arange(low, high)
         return _read_piece(self._table, groups, chosen, self.condition, self._options)
 
 

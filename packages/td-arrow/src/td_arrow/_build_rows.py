@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,33 +18,28 @@ from ._nulls import Path, show_column
 from ._read_columns import Item, One, Padded, Parts, RowValues
 from ._table_columns import TableColumns
 from ._table_header import read_inline
+from ._table_plan import Row
 
-Row = dict[str, Any]
+CellT = TypeVar("CellT", Tensor, One)
 
 
+@dataclass
 class RowBuilder:
-    """Builds the table of nodes with tensors as leaves.
+    """Builds the table of nodes from what each column became, by column path.
 
-    Args:
-        plan: what the table holds.
-        items: what each column became, by column path.
-        present: by column path, which rows have the entry, for entries that members lack.
-        rows: the number of rows.
-        where: the location of the table, for messages.
+    ``present`` has, for entries that members lack, which rows have them.
     """
 
-    def __init__(
-        self,
-        plan: TableColumns,
-        items: Mapping[Path, Item],
-        present: Mapping[Path, Sequence[bool]],
-        rows: int,
-        where: str,
-    ) -> None:
-        self.plan, self.items, self.present, self.rows, self.where = plan, items, present, rows, where
-        self.lead = plan.lead if math.prod(plan.lead) == rows else [rows]
+    plan: TableColumns
+    items: Mapping[Path, Item]
+    present: Mapping[Path, Sequence[bool]]
+    rows: int
+    where: str
+
+    def __post_init__(self) -> None:
+        self.lead = self.plan.lead if math.prod(self.plan.lead) == self.rows else [self.rows]
         self.leaves: list[Tensor] = []
-        self.builder = TableBuilder(where)
+        self.builder = TableBuilder(self.where)
 
     def build(self, masks: Mapping[Path, Tensor], mask_key: Path) -> Any:
         """Return the collection, with masks below ``mask_key``."""
@@ -105,7 +101,7 @@ class RowBuilder:
         target["values"].append([name, len(self.builder.table.values)])
         self.builder.table.values.append(list(pair))
 
-    def _read_value(self, target: Row, place: Mapping[str, Any]) -> Sequence[Any]:
+    def _read_value(self, target: Row, place: Row) -> Sequence[Any]:
         """Return a value of a column; one value that now differs by row makes a stack of its node."""
         item = self.items[tuple(place["column"])]
         is_stack, lead = target["kind"] == "NonTensorStack", self.lead
@@ -124,7 +120,7 @@ class RowBuilder:
             target["kind"] = "NonTensorStack"
         return [item.values, None]
 
-    def _add_leaf(self, entries: list[Any], key: str, place: Mapping[str, Any], in_rows: bool) -> None:
+    def _add_leaf(self, entries: list[Any], key: str, place: Row, in_rows: bool) -> None:
         if "column" not in place:
             self._add_tensor(entries, key, self._restore(place, in_rows))
             return
@@ -179,7 +175,7 @@ class RowBuilder:
         """Return rows with the batch dims that they were made of."""
         return leaf if len(self.lead) == 1 else leaf.reshape([*self.lead, *leaf.shape[1:]])
 
-    def _restore(self, place: Mapping[str, Any], in_rows: bool) -> Tensor:
+    def _restore(self, place: Row, in_rows: bool) -> Tensor:
         if "empty" in place:
             sizes = [*(self.lead if in_rows else ()), *place["empty"]]
             return torch.empty(sizes, dtype=STORABLE[place["dtype"]])
@@ -233,20 +229,18 @@ class RowBuilder:
                 elif not table.nodes[ref]["values"]:
                     todo.append((self._add_level(entries, key), ref))
 
-    def _add_member(self, old: int, number: int, above: Sequence[int] | None) -> Any:
+    def _add_member(self, old: int, number: int, above: Sequence[int] | None) -> int | None:
         """Add a node of a template with the entries that a row has; return None if the row lacks it."""
         table = self.plan.table
         row = table.nodes[old]
         groups = ("entries", "members")
-        cells: dict[Any, Any] = {
-            (group, key): self._get_cell(table.leaves[ref[0]], number)
+        cells = {
+            (group, key): self._get_cell(table.leaves[ref[0]], number, Tensor)
             for group in groups
             for key, ref in row[group]
             if isinstance(ref, list)
         }
-        values: dict[str, Any] = {
-            name: self._get_cell(table.values[ref], number) for name, ref in row["values"]
-        }
+        values = {name: self._get_cell(table.values[ref], number, One) for name, ref in row["values"]}
         found = [cell for cell in (*cells.values(), *values.values()) if cell is not None]
         if row.get("optional") and not found:
             return None
@@ -255,19 +249,21 @@ class RowBuilder:
         target = self.builder.rows[new]
         target.update({key: item for key, item in row.items() if key in ("class", "from")})
         for name, value in values.items():
-            self._add_pair(target, name, [value.value, None])
+            self._add_pair(target, name, [None if value is None else value.value, None])
         for group in groups:
             for key, ref in row[group]:
                 if isinstance(ref, list):
-                    if cells[group, key] is not None:
-                        self._add_tensor(target[group], key, cells[group, key])
+                    if (leaf := cells[group, key]) is not None:
+                        self._add_tensor(target[group], key, leaf)
                     continue
                 child = self._add_member(ref, number, meta.get("batch_size", above))
                 if child is not None:
                     target[group].append([key, child])
         return new
 
-    def _find_sizes(self, meta: Row, cells: list[Any], number: int, above: Sequence[int] | None) -> Row:
+    def _find_sizes(
+        self, meta: Row, cells: Sequence[Tensor | One], number: int, above: Sequence[int] | None
+    ) -> Row:
         """Return the header of a member, whose uneven sizes are those of its leaves, or of the node above."""
         size = meta.get("batch_size", [])
         if -1 not in size:
@@ -277,24 +273,22 @@ class RowBuilder:
             raise FormatError(f"{self.where}: the batch size of a member in row {number} is unknown")
         return {**meta, "batch_size": [shape[dim] if n < 0 else n for dim, n in enumerate(size)]}
 
-    def _get_cell(self, place: Any, number: int) -> Tensor | One | None:
+    def _get_cell(self, place: Any, number: int, wanted: type[CellT]) -> CellT | None:
         """Return what a row has at a place; None where it lacks the entry."""
         if not isinstance(place, dict):
             raise FormatError(f"{self.where}: a value of the members has no column")
-        if "column" not in place:
-            return self._restore(place, False)
-        path = tuple(place["column"])
+        path = tuple(place.get("column", ()))
         if path in self.present and not self.present[path][number]:
             return None
-        item = self.items[path]
-        if isinstance(item, One):
-            return item
-        if isinstance(item, Tensor):
-            return item[number]
-        if isinstance(item, RowValues):
-            return One(item.values[number])
-        if isinstance(item, Parts):
-            return item.tensors[number]
+        found: object = self.items[path] if path else self._restore(place, False)
+        if isinstance(found, RowValues):
+            found = One(found.values[number])
+        elif isinstance(found, Parts):
+            found = found.tensors[number]
+        elif isinstance(found, Tensor) and path:
+            found = found[number]
+        if found is None or isinstance(found, wanted):
+            return found
         raise FormatError(
             f"{self.where}: the column {show_column(path)} does not fit the members of the header"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +22,11 @@ from ._read_columns import ColumnReader, join_chunks
 from ._table_columns import plan_columns
 from ._table_files import ParquetTable, Table, open_tables
 from ._table_header import hash_column, read_facts
-from ._table_locations import show_place
+from ._table_locations import StorageOptions, show_place
 from ._table_options import bind
 
 
-def _inspect(name: str, location: Any, *, storage_options: Mapping[str, Any] | None = None) -> Tree:
+def _inspect(name: str, location: Any, *, storage_options: StorageOptions = None) -> Tree:
     """Return the tree of a file from its header: shapes, dtypes, sizes, groups and nulls."""
     with open_tables(location, name, storage_options) as table:
         rows = sum(table.groups)
@@ -74,7 +73,7 @@ def _verify(
     location: Any,
     *,
     progress: Progress = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> Report:
     """Decode all columns of a file, compare the CRC of its pages or the hashes of its header, and report what is damaged."""
     where = show_place(location)

@@ -96,23 +96,15 @@ def _split_cells(pd: Any, name: str, array: pa.Array, form: Dense, tensors: str)
             "of one"
         )
     for place in itertools.product(*map(range, rows.shape[1:])):
-        yield f"{name}[{','.join(map(str, place))}]", rows[_in_cells(place)]
-
-
-def _in_cells(place: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return the index of an element of each cell."""
-    return (slice(None), *place)
+        cell = (slice(None), *place)
+        yield f"{name}[{','.join(map(str, place))}]", rows[cell]
 
 
 def _choose_nullable(pd: Any) -> Any:
     """Return a function that gives the nullable dtype of pandas of a type of Arrow."""
     names = {kind.lower(): f"{kind}Dtype" for kind in ("Int8", "Int16", "Int32", "Int64")}
     names |= {f"u{kind}": f"U{name}" for kind, name in names.items()} | {"bool": "BooleanDtype"}
-
-    def choose(kind: pa.DataType) -> Any:
-        return getattr(pd, names[str(kind)])() if str(kind) in names else None
-
-    return choose
+    return lambda kind: getattr(pd, names[str(kind)])() if str(kind) in names else None
 
 
 def _view_rows(array: pa.Array, form: Dense) -> Any:
@@ -174,7 +166,7 @@ class _Frame:
         self.fields = _make_fields([(path, facts.get(".".join(path))) for path in self._columns])
         self._known = list_fields(self.fields, "the data frame")
 
-    def _join_cells(self, facts: Mapping[str, Any]) -> None:
+    def _join_cells(self, facts: Mapping[str, str]) -> None:
         """Join columns that are the elements of one leaf, which the header has under a name that no column has."""
         columns = {path[0]: series for path, series in self._columns.items() if len(path) == 1}
         for name, places in group_cells(columns).items():

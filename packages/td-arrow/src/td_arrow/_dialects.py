@@ -17,6 +17,8 @@ from ._nulls import Path
 _NAME, _METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 _RAY = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _VARIABLE = ("arrow.variable_shape_tensor", "ray.data.arrow_variable_shaped_tensor")
+#: The shape of cells; None for a first dim that differs.
+Shape = tuple[int | None, ...]
 #: Classes of Hugging Face whose cells have a shape: lists of lists in Arrow.
 _ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
 
@@ -37,12 +39,8 @@ def has_extension(column: pa.Field) -> bool:
     return isinstance(column.type, pa.BaseExtensionType) or (metadata is not None and _NAME in metadata)
 
 
-def find_shape(column: pa.Field) -> tuple[Any, ...] | None:
-    """Return the shape of the cells of a field whose extension type says it in JSON; None for others.
-
-    Raises:
-        FormatError: the shape is a pickle, which is never loaded.
-    """
+def find_shape(column: pa.Field) -> Shape | None:
+    """Return the shape of the cells of a field whose extension type says it in JSON; None for others. A pickle is refused."""
     name, metadata = _describe(column)
     if name in _RAY:
         content: Any = _parse(metadata, name)
@@ -64,14 +62,14 @@ def _parse(metadata: bytes, name: str) -> Any:
         ) from error
 
 
-def _check_shape(content: Any, name: str) -> tuple[Any, ...]:
+def _check_shape(content: Any, name: str) -> Shape:
     sizes = content if isinstance(content, list) else [-1]
     if not all((size is None and not i) or (type(size) is int and size >= 0) for i, size in enumerate(sizes)):
         raise FormatError(f"its type {name!r} has the shape {content!r:.100}")
     return tuple(sizes)
 
 
-def find_features(metadata: Mapping[bytes, bytes] | None) -> dict[Path, tuple[Any, ...]]:
+def find_features(metadata: Mapping[bytes, bytes] | None) -> dict[Path, Shape]:
     """Return the shapes of cells that the metadata of Hugging Face say, by key path."""
     try:
         features = parse_json((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
@@ -80,7 +78,7 @@ def find_features(metadata: Mapping[bytes, bytes] | None) -> dict[Path, tuple[An
         return {}
 
 
-def _walk_features(features: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, tuple[Any, ...]]]:
+def _walk_features(features: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Shape]]:
     for name, item in features.items():
         kind = item.get("_type") if isinstance(item, dict) else None
         if kind in _ARRAYS:
@@ -114,11 +112,7 @@ def read_lance(column: pa.Field) -> Dense | None:
 
 
 def read_variable(storage: pa.StructArray) -> pa.Array:
-    """Return tensors of several shapes as lists of their items along the first dim, or as lists of lists.
-
-    Raises:
-        FormatError: the column is malformed.
-    """
+    """Return tensors of several shapes as lists of their items along the first dim, or as lists of lists."""
     names = [item.name for item in storage.type]
     if not {"data", "shape"} <= {*names}:
         raise FormatError(f"a tensor of several shapes has data and shape; it has the fields {names}")

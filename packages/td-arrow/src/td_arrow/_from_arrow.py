@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,10 +52,7 @@ def read_collection(
     copy: bool | None = None,
     mapped: torch.UntypedStorage | None = None,
 ) -> Any:
-    """Return the collection of the columns that ``fetch`` gives; see :func:`td_arrow.from_arrow` for the options.
-
-    ``default`` is the policy of keys that a mapping ``nulls`` lacks.
-    """
+    """Return the collection of the columns that ``fetch`` gives; ``default`` is the policy of keys that ``nulls`` lacks."""
     shapes = find_features(schema.metadata)
     reader = ColumnReader(Nulls.of(nulls, default), lists, times, categories, copy, shapes, mapped)
     target = None if device is None else as_device(device)
@@ -119,16 +115,6 @@ def set_sizes(
     return loaded
 
 
-def refuse_unknown(name: str, function: Callable[..., object], options: Iterable[str]) -> None:
-    """Raise TypeError for options that a function does not have."""
-    known = [each for each in inspect.signature(function).parameters if each != "path"]
-    unknown = [each for each in options if each not in known]
-    if unknown:
-        raise TypeError(
-            f"{name}() has no option {', '.join(map(repr, unknown))}; its options are {', '.join(sorted(known))}"
-        )
-
-
 #: What to do with objects whose rows are not in memory, by the end of their class's name.
 _HINTS = {
     ".LazyFrame": ": collect() it",
@@ -140,11 +126,7 @@ _HINTS = {
 
 
 def as_table(data: object) -> pa.Table:
-    """Return an object of Arrow, or one that Arrow can take over, as a table.
-
-    Raises:
-        TypeError: it is something else, or not in memory.
-    """
+    """Return an object that Arrow can take over as a table; raise TypeError for others."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.StructArray):

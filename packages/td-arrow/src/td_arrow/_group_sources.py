@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -111,6 +112,7 @@ class GroupedFile(NamedTuple):
 
 
 @set_module("td_arrow.arrow_pickles")
+@dataclass(eq=False, repr=False)
 class GroupSource:
     """A column of files as an array, of which whole groups of rows are decoded.
 
@@ -124,19 +126,17 @@ class GroupSource:
         cache_bytes: how many bytes of decoded groups of a file each process keeps.
     """
 
-    def __init__(
-        self,
-        name: str,
-        files: tuple[tuple[Any, ...], ...],
-        column: Path,
-        field: pa.Field,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        cache_bytes: int,
-    ) -> None:
-        self.name, self.column, self.field = name, column, field
-        self.files = tuple(GroupedFile(*file) for file in files)
-        self.shape, self.dtype, self.cache_bytes = torch.Size(shape), dtype, cache_bytes
+    name: str
+    files: tuple[GroupedFile, ...]
+    column: Path
+    field: pa.Field
+    shape: torch.Size
+    dtype: torch.dtype
+    cache_bytes: int
+
+    def __post_init__(self) -> None:
+        self.files = tuple(GroupedFile(*file) for file in self.files)
+        self.shape = torch.Size(self.shape)
         #: Parts of a group are read together.
         self.chunks = (tuple(rows for file in self.files for rows in file.groups), *self.shape[1:])
 

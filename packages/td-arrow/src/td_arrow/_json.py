@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from ._read_columns import join_chunks
 from ._row_values import make_values
 from ._table_columns import is_level
 from ._table_header import make_field, read_facts
-from ._table_locations import open_input, open_output, show_place
+from ._table_locations import StorageOptions, open_input, open_output, show_place
 from ._table_plan import EMPTY
 from ._text_schemas import build_column, check_beside, find_stand_in, load_schema, save_schema
 from ._write_columns import make_table
@@ -105,7 +105,7 @@ def read_json(
     nulls: Any = "auto",
     mask_key: NestedKey | None = None,
     lists: str = "auto",
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> Any:
     """Read a JSON file; see :func:`td_arrow.from_json`."""
     where = show_place(path)
@@ -209,7 +209,9 @@ def _parse_records(text: str, lines: bool | None, where: str) -> list[dict[str, 
     if lines is None:
         lines = begin != "["
     try:
-        records = list(_parse_lines(text, where)) if lines else _parse(text, 1, where)
+        numbered = enumerate(text.split("\n"), 1) if lines else ()
+        records: Any = [_parse(line, number, where) for number, line in numbered if line.strip()]
+        records = records if lines else _parse(text, 1, where)
     except FormatError:
         if begin != "{" or not _is_object(text):
             raise
@@ -222,12 +224,6 @@ def _parse_records(text: str, lines: bool | None, where: str) -> list[dict[str, 
         if not isinstance(record, dict):
             raise FormatError(f"{where}: record {number} is no object, but a {type(record).__name__}")
     return records
-
-
-def _parse_lines(text: str, where: str) -> Iterator[Any]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield _parse(line, number, where)
 
 
 def _parse(text: str, line: int, where: str) -> Any:

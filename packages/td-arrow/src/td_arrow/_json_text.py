@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -30,17 +30,7 @@ class InfiniteError(ValueError):
 
 
 def write_cells(array: pa.Array, dtype: torch.dtype | None = None, nonfinite: str = "raise") -> pa.Array:
-    """Return an array with the JSON text of each cell, ``null`` for nulls.
-
-    Args:
-        array: an array of Arrow.
-        dtype: dtype of the numbers, if the array has integers in their place.
-        nonfinite: one of :data:`NONFINITE`.
-
-    Raises:
-        CodecError: JSON cannot hold the type.
-        InfiniteError: a number is infinite, and ``nonfinite`` refuses that.
-    """
+    """Return the JSON text of each cell, ``null`` for nulls. ``dtype`` is that of the numbers, if integers stand for them."""
     types = pa.types
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -79,7 +69,7 @@ def view_floats(array: pa.Array, dtype: torch.dtype) -> pa.Array:
     return pa.array(numbers.view(dtype).to(torch.float32).numpy(), mask=_mask_nulls(array))
 
 
-def _mask_nulls(array: pa.Array) -> Any:
+def _mask_nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:
     return as_mask(array.is_null()) if array.null_count else None
 
 

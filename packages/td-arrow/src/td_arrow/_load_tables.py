@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -19,6 +20,7 @@ from td_core.typing import Progress
 from ._from_arrow import Columns, read_collection
 from ._nulls import Path
 from ._table_files import Table, open_tables
+from ._table_locations import StorageOptions
 from ._table_options import READER, bind, check_options, option
 
 #: The options of a read that are those of :func:`read_collection`.
@@ -36,7 +38,7 @@ def _load(
     rows: Any = None,
     filter: Any = None,
     progress: Progress = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
     **options: Any,
 ) -> Any:
     """Load a file or a directory of one of the formats; see :func:`td_arrow.load`."""
@@ -51,7 +53,7 @@ def _load(
             names = list(paths)
             report = make_reporter(progress, max(len(names), 1), "load", "columns")
             for path, array in table.read(names, chosen.groups):
-                yield path, chosen.select(array)
+                yield path, select_rows(array, chosen.positions)
                 report(1)
 
         result = read_collection(
@@ -72,11 +74,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def make_condition(condition: object) -> pc.Expression | None:
-    """Return the expression of the option ``filter``: of tuples that all hold, or of lists of these of which one does.
-
-    Raises:
-        TypeError: it is neither an expression nor tuples.
-    """
+    """Return the expression of the option ``filter``: of tuples that all hold, or of lists of these of which one does."""
     if condition is None or isinstance(condition, pc.Expression):
         return condition
     if isinstance(condition, list) and condition and all(isinstance(item, list) for item in condition):
@@ -99,14 +97,24 @@ def _is_comparison(item: object) -> bool:
     )
 
 
-def find_rows(table: Table, groups: list[int], condition: pc.Expression) -> Any:
+def find_rows(table: Table, groups: list[int], condition: pc.Expression) -> npt.NDArray[np.int64]:
     """Return the positions in some groups of the rows that meet a condition."""
     text = str(condition)
     names = [name for name in table.schema.names if name in text]
     columns = {path[0]: array for path, array in table.read([(name,) for name in names], groups)}
     total = sum(table.groups[i] for i in groups)
     content = pa.table({**columns, "td:position": pa.array(np.arange(total))})
-    return content.filter(condition)["td:position"].to_numpy()
+    found: npt.NDArray[np.int64] = content.filter(condition)["td:position"].to_numpy()
+    return found
+
+
+def select_rows(array: pa.ChunkedArray, positions: npt.NDArray[np.int64] | None) -> pa.ChunkedArray:
+    """Return some rows of a column; None for all."""
+    if positions is None:
+        return array
+    if len(positions) and bool((np.diff(positions) == 1).all()):
+        return array.slice(int(positions[0]), len(positions))
+    return array.take(pa.array(positions))
 
 
 class Chosen:
@@ -114,23 +122,24 @@ class Chosen:
 
     Attributes:
         groups: the groups to read, or None for all.
+        positions: the positions in these groups, or None for all.
         count: how many rows are read.
         is_single: True if the caller named one row.
     """
 
     def __init__(self, table: Table, rows: Any, condition: pc.Expression | None) -> None:
         self.groups: list[int] | None = None
-        self._positions: Any = None
+        self.positions: npt.NDArray[np.int64] | None = None
         self.count = sum(table.groups)
         self.is_single = isinstance(rows, int) and not isinstance(rows, bool)
         if condition is not None:
             try:
                 self.groups = table.find_groups(condition)
-                self._positions = find_rows(table, self.groups, condition)
+                self.positions = find_rows(table, self.groups, condition)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 text = f"{table.where}: the filter {condition} does not fit the columns: {error}"
                 raise ValueError(text) from error
-            self.count = len(self._positions)
+            self.count = len(self.positions)
         if rows is not None:
             self._select_rows(table, rows)
 
@@ -144,21 +153,12 @@ class Chosen:
                 f"{table.where}: rows={rows!r:.100} is no index of its {self.count} rows"
             ) from error
         self.count = len(chosen)
-        if self._positions is not None:
-            self._positions = self._positions[chosen]
+        if self.positions is not None:
+            self.positions = self.positions[chosen]
             return
         edges = np.cumsum([0, *table.groups])
         owners = np.searchsorted(edges, chosen, side="right") - 1
         groups = np.unique(owners)
         self.groups = groups.tolist()
         starts = np.cumsum([0, *(table.groups[i] for i in self.groups)])
-        self._positions = chosen - edges[owners] + starts[np.searchsorted(groups, owners)]
-
-    def select(self, array: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the chosen rows of the groups that were read."""
-        positions = self._positions
-        if positions is None:
-            return array
-        if len(positions) and bool((np.diff(positions) == 1).all()):
-            return array.slice(int(positions[0]), len(positions))
-        return array.take(pa.array(positions))
+        self.positions = chosen - edges[owners] + starts[np.searchsorted(groups, owners)]

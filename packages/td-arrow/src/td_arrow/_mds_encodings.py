@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from td_core.errors import CodecError, FormatError
 
@@ -31,10 +32,14 @@ BYTES = ("bytes", "jpeg", "png", "pil")
 _ARRAY = re.compile(r"ndarray(?::(\w+)(?::(\d+(?:,\d+)*))?)?\Z")
 
 
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[Any]
+
+
 class Arrays(NamedTuple):
     """Dtype and shape of the arrays of a column, as far as its encoding says them."""
 
-    dtype: np.dtype[Any] | None
+    dtype: np.dtype[np.number[Any]] | None
     shape: tuple[int, ...] | None
 
 
@@ -65,13 +70,8 @@ def is_known(encoding: str) -> bool:
     return encoding in SCALARS or encoding in known or parse_arrays(encoding) is not None
 
 
-def encode_cells(encoding: str, cells: Any) -> Any:
-    """Return the bytes of the cells of a column: a matrix of bytes if all have one size, else a list.
-
-    Raises:
-        CodecError: a cell has no elements, which the format cannot hold.
-        TypeError, ValueError: a cell is not what the encoding holds.
-    """
+def encode_cells(encoding: str, cells: Any) -> Bytes | list[bytes]:
+    """Return the bytes of the cells of a column: a matrix if all have one size, else a list. Other cells are errors."""
     if encoding in SCALARS:
         return _view_bytes(np.asarray(cells).astype(SCALARS[encoding], casting="same_kind"))
     arrays = parse_arrays(encoding)
@@ -84,18 +84,18 @@ def encode_cells(encoding: str, cells: Any) -> Any:
     return [str(_as_plain(cell)).encode() for cell in cells]
 
 
-def _as_plain(cell: Any) -> Any:
+def _as_plain(cell: object) -> object:
     return cell.tolist() if isinstance(cell, (np.ndarray, np.generic)) else cell
 
 
-def _view_bytes(array: Any) -> Any:
+def _view_bytes(array: Numbers) -> Bytes:
     """Return the bytes of each row of an array, in the byte order of the format."""
     little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
     size = array.dtype.itemsize * int(np.prod(array.shape[1:]))
     return little.reshape(len(array), -1).view(np.uint8).reshape(len(array), size)
 
 
-def _encode_arrays(arrays: Arrays, cells: Any) -> Any:
+def _encode_arrays(arrays: Arrays, cells: Any) -> Bytes | list[bytes]:
     if arrays.dtype is not None and arrays.shape is not None:
         stacked = np.asarray(cells)
         if stacked.shape[1:] != arrays.shape or stacked.dtype != arrays.dtype:
@@ -108,33 +108,19 @@ def _encode_arrays(arrays: Arrays, cells: Any) -> Any:
             raise CodecError(f"row {row}: its cell has no elements, which MDS cannot hold")
         if arrays.dtype is not None and array.dtype != arrays.dtype:
             raise ValueError(f"row {row}: its cell has the dtype {array.dtype}")
-        head = b"" if arrays.dtype is not None else bytes([_find_code(array.dtype)])
+        head = b""
+        if arrays.dtype is None:
+            head = bytes([next(code for code, name in _CODES.items() if name == array.dtype.name)])
         if arrays.shape is None:
-            head += _encode_shape(array.shape)
+            code = next(i for i, name in enumerate(_SHAPE_DTYPES) if max(array.shape) <= np.iinfo(name).max)
+            sizes = np.array(array.shape, np.dtype(_SHAPE_DTYPES[code]).newbyteorder("<"))
+            head += bytes([array.ndim << 2 | code]) + sizes.tobytes()
         result.append(head + array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return result
 
 
-def _find_code(dtype: Any) -> int:
-    return next(code for code, name in _CODES.items() if name == dtype.name)
-
-
-def _encode_shape(shape: Sequence[int]) -> bytes:
-    code = next(i for i, name in enumerate(_SHAPE_DTYPES) if max(shape) <= np.iinfo(name).max)
-    return (
-        bytes([len(shape) << 2 | code])
-        + np.array(shape, f"<{np.dtype(_SHAPE_DTYPES[code]).str[1:]}").tobytes()
-    )
-
-
 def decode_cells(encoding: str, cells: Any) -> Any:
-    """Return the cells of a column: an array if all have one dtype and shape, else a list of arrays or values.
-
-    ``cells`` is a matrix of bytes, or a list.
-
-    Raises:
-        FormatError: the bytes are not those of the encoding.
-    """
+    """Return cells from a matrix or list of bytes: an array if all have one dtype and shape, else a list."""
     try:
         if encoding in SCALARS:
             return _join_bytes(cells, SCALARS[encoding], ())
@@ -158,13 +144,13 @@ def decode_cells(encoding: str, cells: Any) -> Any:
         ) from error
 
 
-def _join_bytes(cells: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+def _join_bytes(cells: Bytes | Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Numbers:
     raw = cells if isinstance(cells, np.ndarray) else np.frombuffer(b"".join(cells), np.uint8)
     array = np.frombuffer(np.ascontiguousarray(raw).tobytes(), dtype.newbyteorder("<"))
     return array.reshape(len(cells), *shape).astype(dtype)
 
 
-def _decode_array(arrays: Arrays, cell: bytes) -> Any:
+def _decode_array(arrays: Arrays, cell: bytes) -> Numbers:
     dtype, shape, begin = arrays.dtype, arrays.shape, 0
     if dtype is None:
         dtype, begin = np.dtype(_CODES[cell[0]]), 1

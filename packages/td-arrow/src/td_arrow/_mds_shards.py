@@ -6,19 +6,23 @@ import bz2
 import gzip
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from td_core.errors import FormatError
+
+from ._arrow_types import Facts
 
 #: The names of compressions in pyarrow, and their usual levels in the library of the format.
 _CODECS = {"zstd": ("zstd", 3), "br": ("brotli", 11), "snappy": ("snappy", None)}
 _LEVELS = {"gz": range(10), "bz2": range(1, 10), "br": range(12), "zstd": range(1, 23), "snappy": range(0)}
 _UNITS = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 _MOST_BYTES = (1 << 32) - 1
+Ints = npt.NDArray[np.int64]
 
 
 class Packing(NamedTuple):
@@ -31,7 +35,9 @@ class Packing(NamedTuple):
     limit: int | None
 
     @classmethod
-    def of(cls, compression: Any, hashes: Any, size_limit: Any) -> Packing:
+    def of(
+        cls, compression: str | None, hashes: Sequence[str] | None, size_limit: int | str | None
+    ) -> Packing:
         """Return the packing of the options of ``to_mds``; raise ValueError for an invalid one."""
         codec, level = _parse_compression(compression)
         found = [] if hashes is None else list(hashes)
@@ -51,7 +57,7 @@ class Packing(NamedTuple):
         return bytes(codec.compress(data, asbytes=True))
 
 
-def _parse_size(size: Any) -> int | None:
+def _parse_size(size: int | str | None) -> int | None:
     """Return the bytes of a size limit, which can be text such as ``"100kb"``; None for no limit."""
     if size is None or (type(size) is int and size > 0):
         return size
@@ -61,7 +67,7 @@ def _parse_size(size: Any) -> int | None:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _parse_compression(compression: Any) -> tuple[str | None, int | None]:
+def _parse_compression(compression: str | None) -> tuple[str | None, int | None]:
     """Return codec and level of a compression."""
     if compression is None:
         return None, None
@@ -73,7 +79,7 @@ def _parse_compression(compression: Any) -> tuple[str | None, int | None]:
     return name, int(level) if level else None
 
 
-def _make_hash(name: Any, data: Any) -> str:
+def _make_hash(name: str, data: bytes) -> str:
     if name in hashlib.algorithms_guaranteed and not str(name).startswith("shake"):
         return hashlib.new(name, data).hexdigest()
     if name in ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"):
@@ -95,12 +101,12 @@ def _decompress(name: str, data: bytes, size: int) -> bytes:
     return found
 
 
-def describe_file(name: str, data: bytes, hashes: Sequence[str]) -> dict[str, Any]:
+def describe_file(name: str, data: bytes, hashes: Sequence[str]) -> Facts:
     """Return what the index says about a file."""
     return {"basename": name, "bytes": len(data), "hashes": {each: _make_hash(each, data) for each in hashes}}
 
 
-def split_samples(sizes: Any, head: int, limit: int | None) -> Iterator[tuple[int, int]]:
+def split_samples(sizes: Ints, head: int, limit: int | None) -> Iterator[tuple[int, int]]:
     """Yield first and last sample of each shard, of samples of some sizes; a shard is full where the library says so."""
     start, total = 0, head
     for number, size in enumerate((sizes + 4).tolist()):
@@ -112,7 +118,7 @@ def split_samples(sizes: Any, head: int, limit: int | None) -> Iterator[tuple[in
         yield start, len(sizes)
 
 
-def make_shard(config: bytes, samples: Any, sizes: Any) -> bytes:
+def make_shard(config: bytes, samples: bytes, sizes: Ints) -> bytes:
     """Return the content of a shard; ``samples`` are the bytes of all of its samples."""
     begin = 4 + 4 * (len(sizes) + 1) + len(config)
     offsets = begin + np.concatenate([[0], np.cumsum(sizes)])
@@ -121,7 +127,7 @@ def make_shard(config: bytes, samples: Any, sizes: Any) -> bytes:
     return b"".join([np.array(len(sizes), "<u4").tobytes(), offsets.astype("<u4").tobytes(), config, samples])
 
 
-def unpack_shard(info: Mapping[str, Any], data: bytes, is_packed: bool, where: str) -> bytes:
+def unpack_shard(info: Facts, data: bytes, is_packed: bool, where: str) -> bytes:
     """Return the content of a shard from that of its file, after checks of sizes and hashes."""
     described = info["zip_data"] if is_packed else info["raw_data"]
     _check_file(described, data, where)
@@ -138,7 +144,7 @@ def unpack_shard(info: Mapping[str, Any], data: bytes, is_packed: bool, where: s
     return content
 
 
-def _check_file(described: Mapping[str, Any], data: bytes, where: str) -> None:
+def _check_file(described: Facts, data: bytes, where: str) -> None:
     if len(data) != described["bytes"]:
         raise FormatError(f"{where} is damaged: it has {len(data)} bytes; expected {described['bytes']}")
     for name, digest in (described.get("hashes") or {}).items():
@@ -150,7 +156,7 @@ def _check_file(described: Mapping[str, Any], data: bytes, where: str) -> None:
             raise FormatError(f"{where} is damaged: its {name} is not that of the index")
 
 
-def read_offsets(content: Any, samples: int, where: str) -> Any:
+def read_offsets(content: bytes, samples: int, where: str) -> Ints:
     """Return the offsets of the samples of a shard, and its end; FormatError if they are not in the shard."""
     count = int(np.frombuffer(content[:4], "<u4")[0]) if len(content) >= 4 else -1
     end = 4 + 4 * (samples + 1)

@@ -8,6 +8,7 @@ from numbers import Number
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,6 +19,9 @@ from td_core.errors import KeyPathError
 POLICIES = ("auto", "raise", "fill", "mask")
 
 Path = tuple[str, ...]
+#: One of :data:`POLICIES`, or a number.
+Policy = str | float
+Bools = npt.NDArray[np.bool_]
 
 
 def show_column(path: Path) -> str:
@@ -34,16 +38,16 @@ class Nulls:
         masks: by key path, True where a number or value is present.
     """
 
-    policies: dict[Path | None, Any]
-    masks: dict[Path, Any] = field(default_factory=dict)
+    policies: dict[Path | None, Policy]
+    masks: dict[Path, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, nulls: Any, default: str = "auto") -> Nulls:
         """Return the policy that an argument describes; raise ValueError or TypeError for an unknown one."""
         if isinstance(nulls, Nulls):
             return nulls
-        found: dict[Path | None, Any] = {None: default}
-        items: Mapping[NestedKey | None, Any] = nulls if isinstance(nulls, Mapping) else {None: nulls}
+        found: dict[Path | None, Policy] = {None: default}
+        items: Mapping[NestedKey | None, Policy] = nulls if isinstance(nulls, Mapping) else {None: nulls}
         for key, policy in items.items():
             if isinstance(policy, str):
                 if policy not in POLICIES:
@@ -65,14 +69,14 @@ class Nulls:
                     f"{where}: nulls has {', '.join(map(show_column, unknown))}, and there is no such column"
                 )
 
-    def get(self, path: Path) -> Any:
+    def get(self, path: Path) -> Policy:
         """Return the policy of a key path: its own, that of the level above, or the default."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.policies:
                 return self.policies[path[:length]]
         return self.policies[None]
 
-    def check(self, path: Path, valid: Any, *, always: bool = False) -> Any:
+    def check(self, path: Path, valid: Bools, *, always: bool = False) -> Policy:
         """Return the policy of a column with nulls; raise ValueError if it is ``"raise"``, or ``always`` except a fill."""
         policy = self.get(path)
         if policy == "raise" or (policy == "auto" and always):
@@ -84,10 +88,10 @@ class Nulls:
             )
         return policy
 
-    def fill(self, path: Path, leaf: Tensor, valid: Any) -> Tensor:
+    def fill(self, path: Path, leaf: Tensor, valid: Bools) -> Tensor:
         """Return a leaf with numbers in place of nulls; ``valid`` is a bool array of the rows, or of the leaf's shape."""
         policy = self.check(path, valid, always=not (leaf.is_floating_point() or leaf.is_complex()))
-        number: Any = policy
+        number = policy
         if isinstance(policy, str):
             number = float("nan") if leaf.is_floating_point() or leaf.is_complex() else 0
         mask = torch.from_numpy(np.ascontiguousarray(valid))

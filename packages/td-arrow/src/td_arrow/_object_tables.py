@@ -19,7 +19,7 @@ from td_store.arrays import ObjectFile, upload
 _BLOCK = 1 << 14
 _KEY_VALUE = re.compile(r"([^=/]+)=([^/]*)")
 #: The name of a part that td has written; those of a save begin at 0, which is written last.
-_NUMBERED = re.compile(r"part-(\d{5})\.\w+")
+NUMBERED = re.compile(r"part-(\d{5})\.\w+")
 
 
 class ObjectPart(NamedTuple):
@@ -31,12 +31,7 @@ class ObjectPart(NamedTuple):
 
 
 def find_parts(place: ObjectLocation) -> list[ObjectPart]:
-    """Return the file at a location, or those below it in the order of their names; the end of each is read.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        FormatError: a save of several files has not ended.
-    """
+    """Return the file at a location, or those below it in the order of their names; the end of each is read."""
     if place.first is not None:
         info, head = place.first
         content = ObjectFile(place.store, info, _BLOCK)
@@ -46,7 +41,7 @@ def find_parts(place: ObjectLocation) -> list[ObjectPart]:
     infos = list_files(place)
     if not infos:
         raise FileNotFoundError(f"cannot load: there is no table at {place.where}")
-    numbers = {int(match[1]) for info in infos if (match := _NUMBERED.fullmatch(info.name))}
+    numbers = {int(match[1]) for info in infos if (match := NUMBERED.fullmatch(info.name))}
     if numbers and numbers != set(range(len(numbers))):
         raise FormatError(f"{place.where}: a save to this location has not ended: save it to another one")
     size = ObjectLocation.HEAD_SIZE
@@ -81,11 +76,7 @@ def write_object(place: ObjectLocation, name: str = "", *, create: bool = False)
 def write_parts(
     place: ObjectLocation, names: Sequence[str], write: Callable[[int, pa.NativeFile], None]
 ) -> None:
-    """Write several files, the first one last: readers refuse the others without it.
-
-    Raises:
-        FileExistsError: there are objects.
-    """
+    """Write several files, the first one last: readers refuse the others without it. The location has no objects."""
     if place.first is not None or any(True for _ in place.store.list()):
         raise FileExistsError(
             f"cannot save several files to {place.where}: it has objects; save to another location"
@@ -93,18 +84,3 @@ def write_parts(
     for number in reversed(range(len(names))):
         with write_object(place, names[number], create=True) as sink:
             write(number, sink)
-
-
-def append_part(
-    place: ObjectLocation, name_part: Callable[[int], str], write: Callable[[pa.NativeFile], None]
-) -> None:
-    """Write one more file, after those that are there."""
-    matches = [_NUMBERED.fullmatch(info.name) for info in list_files(place)]
-    number = 1 + max((int(match[1]) for match in matches if match), default=-1)
-    while True:
-        try:
-            with write_object(place, name_part(number), create=True) as sink:
-                write(sink)
-            return
-        except FileExistsError:
-            number += 1  # another process has appended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -101,12 +102,7 @@ open_parquet, open_arrow = bind(_open, "parquet"), bind(_open, "arrow")
 
 
 def create_arrow(like: TensorCollection, location: Any, *, durable: bool = False) -> Any:
-    """Write a file of Arrow with zeros in the structure of a collection, and open it for writing.
-
-    Raises:
-        FileExistsError: something is at the location.
-        UnsupportedOperationError: a leaf is a bool or has no fixed size, so that it cannot be written in place.
-    """
+    """Write a file of Arrow with zeros in the structure of a collection, and open it for writing."""
     refuse_objects(location, "create a file to fill at", "save() the collection when it is complete")
     path = refuse_url(location, "create")
     if os.path.lexists(path):
@@ -120,6 +116,10 @@ def create_arrow(like: TensorCollection, location: Any, *, durable: bool = False
     zeros = like.apply(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype, device="cpu"), device=None)
     save_arrow(zeros, path, durable=durable)
     return open_arrow(path, mode="r+")
+
+
+#: What :class:`Dense` has, without that class, which pickles do not name.
+Form = tuple[Any, ...]
 
 
 class _OpenColumns:
@@ -240,7 +240,7 @@ def _view_column(column: pa.ChunkedArray, dense: Dense, mapped: torch.UntypedSto
     return leaf if not count or leaf.data_ptr() == buffer.address + begin else None
 
 
-def _map_again(path: str, stamp: Stamp, column: Path, form: tuple[Any, ...], shared: bool) -> Tensor:
+def _map_again(path: str, stamp: Stamp, column: Path, form: Form, shared: bool) -> Tensor:
     # What was written has changed the time of the last write.
     check_stamp(path, stamp, written=shared)
     table = read_arrow(map_path(path, shared=shared), path, check=False)
@@ -251,30 +251,22 @@ def _map_again(path: str, stamp: Stamp, column: Path, form: tuple[Any, ...], sha
 
 
 @set_module("td_arrow.arrow_pickles")
-def rebuild_column(path: str, stamp: Stamp, column: Path, form: tuple[Any, ...]) -> Tensor:
-    """Map a column again, in another process.
-
-    Raises:
-        FormatError: the file has changed since it was opened.
-    """
+def rebuild_column(path: str, stamp: Stamp, column: Path, form: Form) -> Tensor:
+    """Map a column again, in another process; raise FormatError if the file has changed."""
     return as_mapped(_map_again(path, stamp, column, form, False), rebuild_column, path, stamp, column, form)
 
 
 @set_module("td_arrow.arrow_pickles")
+@dataclass(eq=False, repr=False)
 class MappedColumn(MappedSource):
     """A column of a file of Arrow that is opened for writing."""
 
-    def __init__(
-        self,
-        path: str,
-        stamp: Stamp,
-        column: Path,
-        form: tuple[Any, ...],
-        shape: torch.Size,
-        dtype: torch.dtype,
-    ) -> None:
-        self.path, self.stamp, self.column, self.form = path, stamp, column, form
-        self.shape, self.dtype = shape, dtype
+    path: str
+    stamp: Stamp
+    column: Path
+    form: Form
+    shape: torch.Size
+    dtype: torch.dtype
 
     def _open(self) -> Tensor:
         return _map_again(self.path, self.stamp, self.column, self.form, True)

@@ -39,11 +39,7 @@ class _Leaf(NamedTuple):
 
 
 def read_chunks(file: pa.NativeFile, where: str) -> list[list[Chunk]]:
-    """Return the parts of all columns for each row group.
-
-    Raises:
-        FormatError: the footer is damaged.
-    """
+    """Return the parts of all columns for each row group; raise FormatError for a damaged footer."""
     try:
         size = file.size()
         file.seek(size - 8)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -16,9 +17,9 @@ from td_core.errors import FormatError
 from td_store import StoredTensor
 from td_store.arrays import KeptSource
 
-from ._arrow_types import Dense, convert, find_dense, is_list, peel, view_buffer, view_numbers
-from ._dialects import find_shape, get_extension, has_extension, read_lance
-from ._nulls import Nulls, Path, show_column
+from ._arrow_types import Dense, Facts, convert, find_dense, is_list, peel, view_buffer, view_numbers
+from ._dialects import Shape, find_shape, get_extension, has_extension, read_lance
+from ._nulls import Bools, Nulls, Path, show_column
 from ._row_values import read_values
 from ._table_header import read_facts
 
@@ -27,6 +28,9 @@ _CHOICES = {
     "times": ("values", "numbers"),
     "categories": ("values", "codes", "labels"),
 }
+
+
+Ints = npt.NDArray[np.int64]
 
 
 class RowValues(NamedTuple):
@@ -77,7 +81,7 @@ class ColumnReader:
     times: str = "values"
     categories: str = "values"
     copy: bool | None = None
-    shapes: Mapping[Path, tuple[Any, ...]] = field(default_factory=dict)
+    shapes: Mapping[Path, Shape] = field(default_factory=dict)
     mapped: torch.UntypedStorage | None = None
 
     def __post_init__(self) -> None:
@@ -89,12 +93,7 @@ class ColumnReader:
             raise TypeError(f"copy is None, True or False; got {self.copy!r:.100}")
 
     def read(self, array: pa.ChunkedArray, column: pa.Field, path: Path) -> Item:
-        """Return what a column becomes.
-
-        Raises:
-            FormatError: the column cannot be read; the message has its key path.
-            ValueError: it has nulls, or lists of several lengths, which the options refuse.
-        """
+        """Return what a column becomes; messages of errors have its key path."""
         try:
             return self._read(join_chunks(array), column, path)
         except FormatError as error:
@@ -122,7 +121,7 @@ class ColumnReader:
             return self._read_dense(array, dense, path)
         return self._read_other(array, column, facts, path)
 
-    def _read_other(self, array: pa.Array, column: pa.Field, facts: dict[str, Any], path: Path) -> Item:
+    def _read_other(self, array: pa.Array, column: pa.Field, facts: Facts, path: Path) -> Item:
         """Read a column that is not numbers in cells of one shape."""
         kind, types = array.type, pa.types
         if types.is_struct(kind):
@@ -137,12 +136,9 @@ class ColumnReader:
             if dense is not None and not read_facts(kind.value_field).get("kind"):
                 return self._read_lists(array, dense, facts.get("jagged", 1), path)
         if self.times == "numbers" and types.is_temporal(kind) and not types.is_interval(kind):
-            return self._read_times(array, path)
+            wide = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+            return self._fill(path, view_numbers(wide, torch.int64, self.copy), array)
         return RowValues(self.nulls.keep(path, read_values(array, facts)))
-
-    def _read_times(self, array: pa.Array, path: Path) -> Tensor:
-        wide = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64()).cast(pa.int64())
-        return self._fill(path, view_numbers(wide, torch.int64, self.copy), array)
 
     def _fill(self, path: Path, leaf: Tensor, array: pa.Array) -> Tensor:
         """Return a leaf with numbers in place of the nulls of its array."""
@@ -158,10 +154,11 @@ class ColumnReader:
             return self._fill(path, convert(flat, dense), array)
         valid = _find_valid(array, dense)
         numbers, _ = peel(array)
-        if self.copy is False and valid is None and _is_read_only(numbers):
+        plain = self.copy is False and valid is None and len(numbers) and dense.stored != torch.bool
+        if plain and not numbers.buffers()[1].is_mutable:  # torch has no tensors that cannot be written
             return StoredTensor(KeptSource(convert(torch.utils.dlpack.from_dlpack(numbers), dense)), mode="r")
         leaf = convert(view_numbers(numbers, dense.stored, self.copy, self.mapped), dense)
-        return leaf if valid is None else self.nulls.fill(path, leaf, as_mask(valid))
+        return leaf if valid is None else self.nulls.fill(path, leaf, valid)
 
     def _read_codes(self, array: pa.Array, path: Path) -> Item:
         codes = array.indices
@@ -189,7 +186,7 @@ class ColumnReader:
         """Return a reader of the items of lists, which are views or copies."""
         return replace(self, nulls=nulls, copy=self.copy or None)
 
-    def _arrange(self, path: Path, values: Tensor, lengths: Any, dim: int) -> Tensor | Padded:
+    def _arrange(self, path: Path, values: Tensor, lengths: Ints, dim: int) -> Tensor | Padded:
         """Return the leaf of lists, in the form that the options say."""
         rows, sizes = len(lengths), values.shape[1:]
         even = not rows or bool((lengths == lengths[0]).all())
@@ -211,7 +208,7 @@ class ColumnReader:
         offsets = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
         return torch.nested.nested_tensor_from_jagged(values.movedim(0, dim - 1), offsets, jagged_dim=dim)
 
-    def _read_shaped(self, array: pa.Array, shape: tuple[Any, ...], path: Path) -> Item:
+    def _read_shaped(self, array: pa.Array, shape: Shape, path: Path) -> Item:
         """Read lists of lists whose sizes the schema says, except maybe the first one."""
         lengths, rows = None, len(array)
         for number, size in enumerate(shape):
@@ -228,18 +225,19 @@ class ColumnReader:
                     f"its schema says cells of the shape {list(shape)}, and a list has another size"
                 )
         flat = self._read_items(array, {}, Nulls(self.nulls.policies), path)
+        sizes = [-1 if size is None else size for size in shape]
         if lengths is None:
-            return flat.view(rows, *shape)
-        return self._arrange(path, flat.view(-1, *shape[1:]), lengths, 1)
+            return flat.view(rows, *sizes)
+        return self._arrange(path, flat.view(-1, *sizes[1:]), lengths, 1)
 
-    def _read_items(self, array: pa.Array, facts: dict[str, Any], nulls: Nulls, path: Path) -> Tensor:
+    def _read_items(self, array: pa.Array, facts: Facts, nulls: Nulls, path: Path) -> Tensor:
         """Read the numbers in lists of lists."""
         dense = find_dense(array.type, facts)
         if dense is None:
             raise FormatError(f"its items have the type {array.type}, which is not a number")
         return self._for_items(nulls)._read_dense(array, dense, path)
 
-    def _read_parts(self, array: pa.Array, facts: dict[str, Any], path: Path) -> Item:
+    def _read_parts(self, array: pa.Array, facts: Facts, path: Path) -> Item:
         """Read lists of lists that are tensors of several shapes: a list of a tensor, or None, for each row."""
         present = as_mask(array.is_valid()).tolist()
         counts = [1] * len(array)
@@ -260,44 +258,38 @@ class ColumnReader:
         return Parts([piece.view(*shape, *flat.shape[1:]) if here else None for piece, shape, here in pieces])
 
 
-def _keep_dtype(facts: dict[str, Any]) -> dict[str, Any]:
+def _keep_dtype(facts: Facts) -> Facts:
     return {key: item for key, item in facts.items() if key == "dtype"}
 
 
-def _is_read_only(numbers: pa.Array) -> bool:
-    """Return True for numbers in memory that cannot be written, for which torch has no tensors."""
-    return bool(
-        len(numbers) and not pa.types.is_boolean(numbers.type) and not numbers.buffers()[1].is_mutable
-    )
-
-
-def _find_valid(array: pa.Array, dense: Dense) -> Any:
+def _find_valid(array: pa.Array, dense: Dense) -> Bools | None:
     """Return a mask of the rows, or of the elements if single ones are null; None without nulls."""
     numbers, levels = peel(array)
     inner = numbers.is_valid() if numbers.null_count else None
     if inner is None and all(level is None for level in levels[1:]):
-        return levels[0] if levels else None
+        return as_mask(levels[0]) if levels and levels[0] is not None else None
     sizes = dense.stored_shape
-    valid: Any = np.ones((len(array), *sizes), bool)
+    valid: Bools = np.ones((len(array), *sizes), bool)
     for number, level in enumerate([*levels, inner]):
         if level is not None:
             mask = as_mask(level).reshape(len(array), *sizes[:number])
             valid &= mask.reshape(*mask.shape, *[1] * (valid.ndim - mask.ndim))
     if len(dense.shape) < len(sizes):  # pairs of numbers
-        valid = valid.all(-1)
+        valid = np.all(valid, -1)
     if levels and levels[0] is not None and bool(valid[as_mask(levels[0])].all()):
-        return levels[0]  # what is in a null has no meaning
+        return as_mask(levels[0])  # what is in a null has no meaning
     if dense.order is not None:
         valid = valid.transpose(0, *(1 + place for place in dense.order))
     return valid
 
 
-def as_mask(valid: Any) -> Any:
+def as_mask(valid: pa.Array | Bools) -> Bools:
     """Return a bool array of Arrow as one of numpy."""
-    return valid if isinstance(valid, np.ndarray) else valid.to_numpy(zero_copy_only=False)
+    found: Bools = valid if isinstance(valid, np.ndarray) else valid.to_numpy(zero_copy_only=False)
+    return found
 
 
-def split_lists(array: pa.Array) -> tuple[Any, pa.Array, Any]:
+def split_lists(array: pa.Array) -> tuple[Ints, pa.Array, Bools | None]:
     """Return the length of each list, the items of all, and which lists are not null, or None if all are."""
     valid = as_mask(array.is_valid()) if array.null_count else None
     if pa.types.is_fixed_size_list(array.type) and valid is None:
@@ -332,7 +324,7 @@ def join_chunks(array: pa.ChunkedArray | pa.Array) -> pa.Array:
     return pa.concat_arrays(array.chunks)
 
 
-def find_form(column: pa.Field, path: Path, shapes: Mapping[Path, Any]) -> Dense | None:
+def find_form(column: pa.Field, path: Path, shapes: Mapping[Path, Shape]) -> Dense | None:
     """Return the form of a column of numbers whose cells have one shape, from its field alone; None for others."""
     facts = read_facts(column)
     if facts.get("kind") or facts.get("lists") or facts.get("absent") or path in shapes:

@@ -26,7 +26,7 @@ from ._arrow_types import ARROW, is_list
 from ._from_arrow import read_in_memory
 from ._read_columns import join_chunks
 from ._table_header import read_facts
-from ._table_locations import open_input, show_place
+from ._table_locations import StorageOptions, open_input, show_place
 from ._table_options import check_count
 from ._text_schemas import build_column, find_item, find_stand_in, load_schema, report_misfit
 from ._write_csv import QUOTING, choose_delimiter, group_cells, is_utf8, split_cells
@@ -94,11 +94,7 @@ class CsvText:
     def read(
         self, types: Mapping[str, pa.DataType], names: Iterable[str], nulls: list[str], quoted: bool
     ) -> pa.Table:
-        """Return a table of columns; ``quoted`` says whether an empty field in quotes is a null.
-
-        Raises:
-            FormatError: a row has another number of fields, or a field is not of its type.
-        """
+        """Return a table of columns; ``quoted`` says whether an empty field in quotes is a null."""
         options = pcsv.ConvertOptions(
             column_types=dict(types),
             include_columns=list(names),
@@ -197,7 +193,7 @@ def read_csv(
     nrows: int | None = None,
     skiprows: int = 0,
     na_values: str | Iterable[str] = (),
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> Any:
     """Read a csv file; see :func:`td_arrow.from_csv`."""
     where = show_place(path)
@@ -231,7 +227,7 @@ def read_csv(
     return result if rows is None else result[rows]
 
 
-def _read_content(path: Any, where: str, encoding: str, options: Mapping[str, Any] | None) -> bytes:
+def _read_content(path: Any, where: str, encoding: str, options: StorageOptions) -> bytes:
     """Return the bytes of a file in UTF-8."""
     with open_input(path, options) as file:
         content: bytes = file.read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,12 @@ from td_core.errors import FormatError, StructureError
 from td_core.spi import parse_json
 from td_core.typing import DeviceType
 
-from ._arrow_types import is_list
+from ._arrow_types import Facts, is_list
 from ._from_arrow import read_in_memory
-from ._mds_encodings import decode_cells, find_size, is_known
-from ._mds_shards import read_offsets, unpack_shard
+from ._mds_encodings import Bytes, decode_cells, find_size, is_known
+from ._mds_shards import Ints, read_offsets, unpack_shard
 from ._table_header import read_facts
-from ._table_locations import is_url, open_input
+from ._table_locations import StorageOptions, is_url, open_input
 from ._text_schemas import build_column, find_item, parse_schema, report_misfit
 
 
@@ -30,7 +30,7 @@ def read_mds(
     device: DeviceType | None,
     keys: Iterable[NestedKey] | NestedKey | None,
     rows: Any,
-    storage_options: Mapping[str, Any] | None,
+    storage_options: StorageOptions,
 ) -> Any:
     """Load a data set; see :func:`td_arrow.from_mds`."""
     folder = _Folder(os.fspath(path), storage_options)
@@ -56,7 +56,7 @@ def read_mds(
 class _Folder:
     """A directory of shards, local or at a URL."""
 
-    def __init__(self, where: str, options: Mapping[str, Any] | None) -> None:
+    def __init__(self, where: str, options: StorageOptions) -> None:
         self.where, self._options = where, options
 
     def join(self, name: str) -> str:
@@ -68,11 +68,11 @@ class _Folder:
             content: bytes = file.read()
         return content
 
-    def read_index(self) -> dict[str, Any]:
+    def read_index(self) -> Facts:
         """Return the index; raise FormatError if it is malformed."""
         where = f"{self.where}/index.json"
         try:
-            index: dict[str, Any] = parse_json(self._read_file("index.json").decode())
+            index: Facts = parse_json(self._read_file("index.json").decode())
             if index["version"] != 2:
                 raise FormatError(f"{where} has the version {index['version']!r:.100}; expected 2")
             for shard in index["shards"]:
@@ -84,7 +84,7 @@ class _Folder:
             raise FormatError(f"{where} is damaged: {error!r:.200}") from error
         return index
 
-    def read_cells(self, shards: Sequence[Mapping[str, Any]], picked: Any) -> dict[str, Any]:
+    def read_cells(self, shards: Sequence[Facts], picked: Ints) -> Facts:
         """Return the cells of each column for some positions of samples."""
         if not shards:
             return {}
@@ -110,7 +110,7 @@ class _Folder:
                 raise FormatError(f"{self.where}: column {name!r}: {error}") from error
         return result
 
-    def _read_shard(self, shard: Mapping[str, Any], wanted: Any, sizes: Sequence[int | None]) -> list[Any]:
+    def _read_shard(self, shard: Facts, wanted: Ints, sizes: Sequence[int | None]) -> list[Any]:
         """Return for each column the bytes of the cells of some samples of a shard: a matrix if all have one size."""
         packed = shard.get("zip_data")
         info, is_packed = (packed, True) if packed else (shard["raw_data"], False)
@@ -140,7 +140,9 @@ class _Folder:
         return columns
 
 
-def _split_fixed(content: bytes, offsets: Any, wanted: Any, sizes: Sequence[int], where: str) -> list[Any]:
+def _split_fixed(
+    content: bytes, offsets: Ints, wanted: Ints, sizes: Sequence[int], where: str
+) -> list[Bytes]:
     """Return the columns of samples of one size."""
     if (np.diff(offsets) != sum(sizes)).any():
         raise FormatError(f"{where} is damaged: the cells of a sample are not those of its columns")
@@ -163,7 +165,7 @@ def _split_sample(sample: memoryview, sizes: Sequence[int | None], where: str) -
     return cells
 
 
-def _check_columns(shard: Mapping[str, Any], first: Mapping[str, Any], where: str) -> None:
+def _check_columns(shard: Facts, first: Facts, where: str) -> None:
     """Raise an error for columns that cannot be read, or are not those of the first shard."""
     names, encodings = shard["column_names"], shard["column_encodings"]
     if [names, encodings] != [first["column_names"], first["column_encodings"]]:
@@ -183,7 +185,7 @@ def _check_columns(shard: Mapping[str, Any], first: Mapping[str, Any], where: st
             )
 
 
-def _check_shard(shard: Mapping[str, Any], where: str) -> None:
+def _check_shard(shard: Facts, where: str) -> None:
     """Raise an error for a shard of another format, or with names of files that leave the directory."""
     if shard["format"] != "mds" or shard["version"] != 2:
         raise FormatError(
@@ -200,7 +202,7 @@ def _check_shard(shard: Mapping[str, Any], where: str) -> None:
 
 
 def _build_from_header(
-    cells: Mapping[str, Any], schema: Any, rows: int, keys: Iterable[NestedKey] | NestedKey | None, where: str
+    cells: Facts, schema: pa.Schema, rows: int, keys: Iterable[NestedKey] | NestedKey | None, where: str
 ) -> Any:
     """Return the collection of columns that td has written."""
     if not cells and not rows:

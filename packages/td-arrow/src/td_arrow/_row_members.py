@@ -84,13 +84,13 @@ def _merge(plan: TablePlan, group: _Group, todo: list[_Group]) -> None:
     plan.nodes[group.new]["meta"] = {**looks[0][2], **_merge_sizes(rows, group.above, has_sizes)}
 
 
-def _describe(row: Row) -> tuple[Any, Any, dict[str, Any]]:
+def _describe(row: Row) -> tuple[str | None, str | None, Row]:
     """Return what the nodes of all rows have in common: kind, class, and header without the batch size."""
     facts = {key: item for key, item in row["meta"].items() if key != "batch_size"}
     return row.get("kind"), row.get("class"), facts
 
 
-def _merge_sizes(rows: list[Row | None], above: list[Row | None], has_sizes: bool) -> dict[str, Any]:
+def _merge_sizes(rows: list[Row | None], above: list[Row | None], has_sizes: bool) -> Row:
     """Return the batch size of a template, with -1 for sizes that follow from a leaf or from the node above."""
     sizes = [row["meta"]["batch_size"] for row in rows if row is not None and "batch_size" in row["meta"]]
     if not sizes:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from td_core.errors import CodecError, FormatError
 from td_core.spi import join_value, parse_json, split_value
 
-from ._arrow_types import Cells, list_type
+from ._arrow_types import Cells, Facts, list_type
 
 _PLAIN: dict[type, Any] = {
     str: pa.string(), bytes: pa.binary(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(), datetime.date: pa.date32(),
@@ -27,11 +27,7 @@ _REFUSED = (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeErro
 
 
 def make_values(values: Sequence[Any], where: Callable[[int], str]) -> Cells:
-    """Return values of rows as a column; None is null. ``where`` returns the place of a value, for messages.
-
-    Raises:
-        CodecError: a value has a type that cannot be stored.
-    """
+    """Return values of rows as a column; None is null. ``where`` returns the place of a value, for messages."""
     kind = find_type([value for value in values if value is not None])
     if kind is not None:
         try:
@@ -97,10 +93,6 @@ def _name_zone(zone: datetime.tzinfo | None) -> Any:
     return getattr(zone, "key", None) or False if type(zone) is zoneinfo.ZoneInfo else False
 
 
-def _find_time(values: list[datetime.time]) -> pa.DataType | None:
-    return None if any(value.tzinfo is not None or value.fold for value in values) else pa.time64("us")
-
-
 def _find_decimal(values: list[decimal.Decimal]) -> pa.DataType | None:
     parts = [value.as_tuple() for value in values]
     exponents = [part.exponent for part in parts if isinstance(part.exponent, int)]
@@ -113,17 +105,15 @@ def _find_decimal(values: list[decimal.Decimal]) -> pa.DataType | None:
 
 _SPECIAL: dict[type, Callable[[list[Any]], Any]] = {
     datetime.datetime: _find_timestamp,
-    datetime.time: _find_time,
+    datetime.time: lambda values: (
+        None if any(each.tzinfo is not None or each.fold for each in values) else pa.time64("us")
+    ),
     decimal.Decimal: _find_decimal,
 }
 
 
-def read_values(array: pa.Array, facts: dict[str, Any]) -> list[Any]:
-    """Return the values of rows, None for nulls.
-
-    Raises:
-        FormatError: the column is damaged, or Python has no type for its values.
-    """
+def read_values(array: pa.Array, facts: Facts) -> list[Any]:
+    """Return the values of rows, None for nulls; raise FormatError if Python has no type for them."""
     if facts.get("json") and (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         return [None if text is None else _read_json(text, facts) for text in array.to_pylist()]
     kind = array.type
@@ -148,18 +138,13 @@ def _without_nanoseconds(array: pa.Array) -> pa.Array:
     kind, types = array.type, pa.types
     if not (types.is_timestamp(kind) or types.is_duration(kind) or types.is_time(kind)) or kind.unit != "ns":
         return array
+    plain = pa.duration("us") if types.is_duration(kind) else pa.time64("us")
     try:
-        return array.cast(_in_microseconds(kind))
+        return array.cast(pa.timestamp("us", kind.tz) if types.is_timestamp(kind) else plain)
     except pa.ArrowInvalid as error:
         raise FormatError(
             f'has the type {kind}, and Python has no type for nanoseconds: pass times="numbers"'
         ) from error
-
-
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
-    return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
 
 
 def _read_zoned(array: pa.Array, name: str, utc: bool) -> list[Any]:
@@ -180,7 +165,7 @@ def _parse_zone(name: str) -> datetime.tzinfo:
     return zoneinfo.ZoneInfo(name)
 
 
-def _read_json(text: str, facts: dict[str, Any]) -> Any:
+def _read_json(text: str, facts: Facts) -> Any:
     try:
         plain = parse_json(text)
         if facts.get("each"):

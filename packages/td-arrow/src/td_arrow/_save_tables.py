@@ -22,17 +22,17 @@ from td_store.files import Checksum, NewDirectory, NewFile
 from ._arrow_types import is_list
 from ._from_arrow import get_columns
 from ._nulls import Path
-from ._object_tables import append_part, write_parts
+from ._object_tables import NUMBERED, list_files, write_object, write_parts
 from ._read_columns import join_chunks
 from ._table_columns import is_level, list_fields
 from ._table_files import find_format, open_tables
 from ._table_header import KEY, dump_header, hash_column, read_facts
 from ._table_locations import (
+    StorageOptions,
     choose_format,
     is_directory,
     is_local,
     is_url,
-    list_parts,
     open_output,
     show_place,
 )
@@ -64,7 +64,7 @@ def _save(
     durable: bool = False,
     return_early: bool = False,
     progress: Progress = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
     **options: Any,
 ) -> Any:
     """Save a collection in one of the formats; see :func:`td_arrow.save`."""
@@ -121,7 +121,7 @@ save_parquet = bind(_save, "parquet", [option("row_group_size"), *WRITER])
 save_arrow = bind(_save, "arrow", [option("batch_rows")])
 
 
-def _check_location(location: object, most: int | None, storage_options: Mapping[str, object] | None) -> None:
+def _check_location(location: object, most: int | None, storage_options: StorageOptions) -> None:
     """Raise an error for a location that does not fit the other options."""
     if storage_options is not None and not is_url(location):
         raise ValueError(f"storage_options are for URLs; {show_place(location)} is none")
@@ -261,26 +261,30 @@ def _append(
         schema = table.schema
     content = fit_schema(make_table(rows, separator, tensors=tensors or _TENSORS[name]), schema)
 
-    def write_file(sink: pa.NativeFile) -> None:
-        with open_writer(sink, schema) as writer:
-            write_table(writer, content, schema, None)
-
-    if is_tree:
-        append_part(location, lambda number: _name_part(number, name), write_file)
-        return
-    folder = os.fspath(location)
-    parts = [os.path.basename(path)[5:10] for path, _ in list_parts(folder)]
-    number = 1 + max((int(part) for part in parts if part.isdigit()), default=-1)
-    while True:
-        try:
-            path = os.path.join(folder, _name_part(number, name))
-            with NewFile(path, replace=False, beside=(f".{name}",)) as new:
-                with pa.OSFile(new.temporary, "wb") as sink:
-                    write_file(sink)
-                new.commit(durable=durable)
+    names = [info.name for info in list_files(location)] if is_tree else os.listdir(location)
+    numbers = [int(match[1]) for part in names if (match := NUMBERED.fullmatch(part))]
+    for number in itertools.count(1 + max(numbers, default=-1)):
+        with contextlib.suppress(FileExistsError):  # another process has appended
+            with (
+                _open_part(location, _name_part(number, name), durable) as sink,
+                open_writer(sink, schema) as writer,
+            ):
+                write_table(writer, content, schema, None)
             return
-        except FileExistsError:
-            number += 1  # another process has appended
+
+
+@contextlib.contextmanager
+def _open_part(location: Any, name: str, durable: bool) -> Iterator[pa.NativeFile]:
+    """Open a new file of a directory, or of a location in an object store; raise FileExistsError if it is there."""
+    if isinstance(location, ObjectLocation):
+        with write_object(location, name, create=True) as sink:
+            yield sink
+        return
+    path = os.path.join(location, name)
+    with NewFile(path, replace=False, beside=(os.path.splitext(name)[1],)) as new:
+        with pa.OSFile(new.temporary, "wb") as sink:
+            yield sink
+        new.commit(durable=durable)
 
 
 append_parquet = bind(_append, "parquet", WRITER)

@@ -18,9 +18,7 @@ from td_core.spi import Encoded, parse_json, select_keys
 
 from ._nulls import Path, show_column
 from ._table_header import read_header
-from ._table_plan import EMPTY
-
-Row = dict[str, Any]
+from ._table_plan import EMPTY, Row
 
 
 @dataclass(slots=True)
@@ -39,15 +37,11 @@ class TableColumns:
     fields: dict[Path, pa.Field] = field(default_factory=dict)
     keys: dict[Path, Path] = field(default_factory=dict)
     lead: list[int] = field(default_factory=list)
-    header: Mapping[str, Any] = field(default_factory=dict)
+    header: Row = field(default_factory=dict)
 
 
 def list_fields(schema: Iterable[pa.Field], where: str) -> dict[Path, pa.Field]:
-    """Return all fields of a schema by column path, those of structs before what is in them.
-
-    Raises:
-        FormatError: two columns have the same name.
-    """
+    """Return all fields of a schema by column path, structs before what is in them; two of one path are an error."""
     result: dict[Path, pa.Field] = {}
     todo: list[tuple[Path, pa.Field]] = [((), item) for item in reversed(list(schema))]
     while todo:
@@ -75,12 +69,7 @@ def plan_columns(
     keys: Iterable[NestedKey] | NestedKey | None = None,
     strict: bool | None = None,
 ) -> TableColumns:
-    """Return what a table holds, from its schema alone; see :func:`td_arrow.from_arrow` for the options.
-
-    Raises:
-        FormatError: the header is damaged, names clash, or with ``strict`` a column is gone.
-        KeyPathError: a key does not exist.
-    """
+    """Return what a table holds, from its schema alone; see :func:`td_arrow.from_arrow` for the options."""
     fields = list_fields(schema, where)
     found = read_header(schema.metadata, where)
     if found is None:

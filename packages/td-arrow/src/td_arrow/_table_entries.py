@@ -18,44 +18,34 @@ from ._from_arrow import as_table, read_in_memory
 
 
 def read_column(column: Any, batch_size: torch.Size, device: object) -> Any:
-    """Return the elements of a column: a leaf, a jagged leaf, a collection for structs, or one value for each row.
-
-    Raises:
-        ValueError: numbers are missing where no NaN can stand for them.
-    """
-    if hasattr(column, "__arrow_c_stream__"):
-        array = pa.chunked_array(column)
-    else:
-        array = pa.array(column)
-    return _read_table(pa.table({"column": array}))._children()["column"]
+    """Return the elements of a column: a leaf, a jagged leaf, a collection for structs, or one value for each row."""
+    make = pa.chunked_array if hasattr(column, "__arrow_c_stream__") else pa.array
+    return read_table(pa.table({"column": make(column)}), batch_size, device)._children()["column"]
 
 
 def read_series(series: Any, batch_size: torch.Size, device: object) -> Any:
     """Return the elements of a column, an index or an array of pandas, as :func:`read_column`."""
     pd = import_pandas("from_pandas")
     column = pd.Series(list(series), dtype=object) if isinstance(series, pd.MultiIndex) else pd.Series(series)
-    return _read_frame(pd.DataFrame({"column": column}))._children()["column"]
+    return read_data_frame(pd.DataFrame({"column": column}), batch_size, device)._children()["column"]
 
 
 def read_dataset_column(column: Any, batch_size: torch.Size, device: object) -> Any:
     """Return the elements of a column of a data set of Hugging Face."""
     name = column.column_name
-    return _read_table(column.source.select_columns([name]))._children()[name]
+    return read_table(column.source.select_columns([name]), batch_size, device)._children()[name]
 
 
 def read_table(table: Any, batch_size: torch.Size, device: object) -> Any:
     """Return the collection of a table, with one batch dim."""
-    return _read_table(table)
+    with _rephrase_nulls():
+        # A frame does not change when a leaf does.
+        return read_in_memory(as_table(table), "the table", copy=True)
 
 
 def read_data_frame(frame: Any, batch_size: torch.Size, device: object) -> Any:
     """Return the collection of a data frame of pandas, without its index; columns of several levels become nested keys."""
-    return _read_frame(frame)
-
-
-def _read_frame(frame: Any) -> Any:
     with _rephrase_nulls():
-        # A frame does not change when a leaf does.
         return read_frame(frame, False, times="values", categories="values").clone()
 
 
@@ -68,15 +58,8 @@ def _rephrase_nulls() -> Iterator[None]:
         problem, found, _ = str(error).partition(": pass nulls=")
         if not found:
             raise
-        raise ValueError(
-            f"{problem}: fill them first, or convert the table by from_arrow(..., nulls=...)"
-        ) from error
-
-
-def _read_table(table: Any) -> Any:
-    with _rephrase_nulls():
-        # A frame does not change when a leaf does.
-        return read_in_memory(as_table(table), "the table", copy=True)
+        hint = "fill them first, or convert the table by from_arrow(..., nulls=...)"
+        raise ValueError(f"{problem}: {hint}") from error
 
 
 def read_tensor(tensor: Any, batch_size: torch.Size, device: object) -> Any:
@@ -90,10 +73,7 @@ def read_variable(variable: Any, batch_size: torch.Size, device: object) -> Any:
 
 
 def read_variables(data: Any, batch_size: torch.Size, device: object) -> Any:
-    """Return the collection of the data variables of a data set of xarray.
-
-    Its batch dims and their names are the dims that all of them share from the left. Coordinates are left out.
-    """
+    """Return the collection of the variables of a data set of xarray; batch dims are those that all share from the left."""
     variables = {str(name): variable for name, variable in data.data_vars.items()}
     shared: list[tuple[str, int]] = []
     for column in zip(*(zip(map(str, each.dims), each.shape) for each in variables.values())):

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import torch
@@ -29,7 +30,15 @@ from ._object_tables import find_parts
 from ._parquet_footers import Chunk, read_chunks
 from ._table_columns import list_fields
 from ._table_header import KEY
-from ._table_locations import is_directory, is_local, is_url, list_parts, open_input, show_place
+from ._table_locations import (
+    StorageOptions,
+    is_directory,
+    is_local,
+    is_url,
+    list_parts,
+    open_input,
+    show_place,
+)
 from ._table_options import check_count
 
 #: Columns are decoded together up to this many bytes.
@@ -70,7 +79,7 @@ class Table:
         """Yield the array of each column path, of some groups or all."""
         raise NotImplementedError
 
-    def find_groups(self, condition: Any) -> list[int]:
+    def find_groups(self, condition: pc.Expression) -> list[int]:
         """Return the groups that can have rows that meet a condition."""
         return list(range(len(self.groups)))
 
@@ -124,7 +133,7 @@ class ParquetTable(Table):
         """Return the parts of a column; raise FormatError if the footer is damaged."""
         return [group[leaf] for group in self._chunks for leaf in self._leaves[path]]
 
-    def find_groups(self, condition: Any) -> list[int]:
+    def find_groups(self, condition: pc.Expression) -> list[int]:
         """Return the row groups that can have rows that meet a condition, by their statistics."""
         if not self._is_encrypted:
             _ = self._chunks  # pyarrow does not check what it compares
@@ -263,7 +272,7 @@ class JoinedTable(Table):
                     chunks.append(pa.nulls(rows, self._fields[path].type))
             yield path, pa.chunked_array(chunks, self._fields[path].type)
 
-    def find_groups(self, condition: Any) -> list[int]:
+    def find_groups(self, condition: pc.Expression) -> list[int]:
         """Return the groups that can have rows that meet a condition."""
         result: list[int] = []
         for number, table, first in self._number():
@@ -329,17 +338,12 @@ def map_path(path: str, *, shared: bool = False) -> torch.UntypedStorage:
 def open_tables(
     location: Any,
     name: str,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
     num_threads: int = 0,
     strict: bool | None = None,
     **options: Any,
 ) -> Iterator[Table]:
-    """Open the table of a location in a format for the duration of a block.
-
-    Raises:
-        FileNotFoundError: there is nothing at the location.
-        FormatError: a file is damaged, or those of a directory differ.
-    """
+    """Open the table of a location in a format for the duration of a block."""
     if storage_options is not None and not is_url(location):
         raise ValueError(f"storage_options are for URLs; {show_place(location)} is none")
     check_count("num_threads", num_threads, 0, "0 or more")

@@ -21,12 +21,14 @@ from td_core.spi import STORABLE, Encoded, as_bytes, load_table, parse_json
 from td_store.arrays import as_storable, get_stored, restore, split_leaf
 from td_store.files import Checksum
 
+from ._arrow_types import Facts
+
 KEY = b"td"
 #: The most bytes of leaves that a header holds, before they are encoded.
 _MOST_INLINE = 1 << 20
 
 
-def read_facts(field: pa.Field) -> dict[str, Any]:
+def read_facts(field: pa.Field) -> Facts:
     """Return what a field says in addition to its type; nothing if another program wrote it, or it is damaged."""
     text = (field.metadata or {}).get(KEY)
     if text is None:
@@ -38,25 +40,19 @@ def read_facts(field: pa.Field) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def make_field(
-    name: str, array: pa.Array, facts: Mapping[str, Any], nullable: bool | None = None
-) -> pa.Field:
+def make_field(name: str, array: pa.Array, facts: Facts, nullable: bool | None = None) -> pa.Field:
     """Return the field of a column."""
     metadata = {KEY: json.dumps(facts).encode()} if facts else None
     return pa.field(name, array.type, array.null_count > 0 if nullable is None else nullable, metadata)
 
 
-def dump_header(header: Mapping[str, Any]) -> dict[bytes, bytes]:
+def dump_header(header: Facts) -> dict[bytes, bytes]:
     """Return the metadata of a schema: JSON in ASCII, since Parquet requires UTF-8."""
     return {KEY: json.dumps(header).encode()}
 
 
-def read_header(metadata: Mapping[bytes, bytes] | None, where: str) -> tuple[Encoded, dict[str, Any]] | None:
-    """Return the table of nodes of a schema, and the header that it is from; None for a table of another program.
-
-    Raises:
-        FormatError: the header is damaged, or of a later version.
-    """
+def read_header(metadata: Mapping[bytes, bytes] | None, where: str) -> tuple[Encoded, Facts] | None:
+    """Return the table of nodes of a schema, and the header that it is from; None for a table of another program."""
     text = (metadata or {}).get(KEY)
     if text is None:
         return None
@@ -79,10 +75,10 @@ class InlineLeaves:
     """Stores leaves in the header: those that have no rows, and those that no column can hold."""
 
     def __init__(self) -> None:
-        self.arrays: dict[str, dict[str, Any]] = {}
+        self.arrays: dict[str, Facts] = {}
         self._size = 0
 
-    def add(self, leaf: Tensor, path: str, reason: str) -> dict[str, Any]:
+    def add(self, leaf: Tensor, path: str, reason: str) -> Facts:
         """Add a leaf, and return its place; raise CodecError if it is too large."""
         pieces, make_place = split_leaf(leaf, STORABLE.values())
         names = []
@@ -103,7 +99,7 @@ class InlineLeaves:
         return {"inline": make_place(names)}
 
 
-def read_inline(place: Any, header: Mapping[str, Any]) -> Tensor:
+def read_inline(place: Any, header: Facts) -> Tensor:
     """Return a leaf of the header; raise FormatError if its place or its array is damaged."""
 
     def read(name: str) -> Tensor:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -21,6 +21,8 @@ from ._object_tables import write_object
 #: Schemes that pyarrow reads by itself; fsspec reads the others.
 _OWN = ("s3", "gs", "gcs", "hdfs", "abfs", "abfss")
 _KEY_VALUE = re.compile(r"([^=/]+)=([^/]*)\Z")
+#: Arguments of the file system of fsspec, for a URL.
+StorageOptions = Mapping[str, Any] | None
 #: Device, inode, time of birth, size and time of the last write of a file.
 Stamp = tuple[int | None, ...]
 
@@ -81,7 +83,7 @@ def check_stamp(path: str, stamp: Stamp, *, written: bool = False) -> None:
         raise FormatError(f"{path} changed since it was opened: open it again")
 
 
-def _open_url(url: str, write: bool, options: Mapping[str, Any] | None) -> Any:
+def _open_url(url: str, write: bool, options: StorageOptions) -> pa.NativeFile | IO[bytes]:
     """Open the file of a URL, with the file system of pyarrow or of fsspec."""
     if url.partition("://")[0] in _OWN and not options:
         from pyarrow.fs import FileSystem
@@ -95,13 +97,13 @@ def _open_url(url: str, write: bool, options: Mapping[str, Any] | None) -> Any:
     return fsspec.open(url, "wb" if write else "rb", **(options or {})).open()
 
 
-def _as_native(file: Any, mode: str) -> pa.NativeFile:
+def _as_native(file: pa.NativeFile | IO[bytes], mode: str) -> pa.NativeFile:
     """Return a file object as a file of pyarrow."""
     return file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, mode)
 
 
 @contextlib.contextmanager
-def open_input(location: Any, options: Mapping[str, Any] | None = None) -> Iterator[pa.NativeFile]:
+def open_input(location: Any, options: StorageOptions = None) -> Iterator[pa.NativeFile]:
     """Open one file for reading; a file object is read from its beginning, and stays open."""
     if is_object(location):
         with contextlib.suppress(AttributeError, OSError):
@@ -117,9 +119,7 @@ def open_input(location: Any, options: Mapping[str, Any] | None = None) -> Itera
 
 
 @contextlib.contextmanager
-def open_output(
-    location: Any, durable: bool, options: Mapping[str, Any] | None = None
-) -> Iterator[pa.NativeFile]:
+def open_output(location: Any, durable: bool, options: StorageOptions = None) -> Iterator[pa.NativeFile]:
     """Open one file for writing, which appears under its name at the end of the block, or not at all after an error."""
     if isinstance(location, ObjectLocation):
         with write_object(location) as sink:
@@ -139,13 +139,7 @@ def open_output(
 
 
 def list_parts(folder: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the files of a directory in the order of their names, and the keys and values that their folders name.
-
-    Names that begin with a point or an underscore are left out.
-
-    Raises:
-        FormatError: there is no file.
-    """
+    """Return the files of a directory in the order of their names, and the keys and values that their folders name."""
     result: list[tuple[str, dict[str, str]]] = []
     todo: list[tuple[str, dict[str, str]]] = [(folder, {})]
     while todo:

@@ -45,12 +45,12 @@ def bind(
 
 
 def check_options(options: Iterable[str], names: Iterable[inspect.Parameter], where: str) -> None:
-    """Raise TypeError for an option that is not one of ``names``."""
-    known = [each.name for each in names]
+    """Raise TypeError for an option that is not one of ``names``, the parameters of a function."""
+    known = [each.name for each in names if each.name != "path"]
     unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(
-            f"{where} has no option {', '.join(map(repr, unknown))}; the options are {', '.join(known)}"
+            f"{where} has no option {', '.join(map(repr, unknown))}; its options are {', '.join(sorted(known))}"
         )
 
 

@@ -20,6 +20,7 @@ from ._table_header import InlineLeaves, dump_header, make_field
 _MOST_LEVELS = 48
 #: The column of a table that has no other one: it keeps the number of rows.
 EMPTY = "td:rows"
+#: A node of the table of nodes, or the place of a leaf.
 Row = dict[str, Any]
 
 
@@ -69,7 +70,7 @@ class TablePlan:
         self.rows = torch.Size(self.lead).numel()
         self.columns: dict[Path, tuple[Cells, bool]] = {}
         self.nodes: list[Row] = []
-        self.places: list[Any] = []
+        self.places: list[Row] = []
         self.pairs: list[Any] = []
         self.place: tuple[int, ...] = ()
         self.inline = InlineLeaves()
@@ -81,7 +82,7 @@ class TablePlan:
         self.nodes.append({**row, "entries": [], "members": [], "values": []})
         return len(self.nodes) - 1
 
-    def add_place(self, place: Mapping[str, Any]) -> list[int]:
+    def add_place(self, place: Row) -> list[int]:
         """Add the place of a leaf, and return a reference to it."""
         self.places.append(place)
         return [len(self.places) - 1]

@@ -19,7 +19,7 @@ from td_core.spi import STORABLE, parse_json
 from td_store.arrays import as_storable
 from td_store.files import NewFile
 
-from ._arrow_types import ARROW, is_list
+from ._arrow_types import ARROW, Facts, is_list
 from ._nulls import Path, show_column
 from ._table_columns import is_level
 from ._table_header import read_facts
@@ -36,17 +36,13 @@ def check_beside(location: object) -> None:
         raise ValueError(f"schema=True writes a file beside a local file; {show_place(location)} is none")
 
 
-def dump_schema(schema: pa.Schema) -> dict[str, Any]:
+def dump_schema(schema: pa.Schema) -> Facts:
     """Return a schema as JSON, for a header."""
     return {"version": _VERSION, "schema": base64.b64encode(schema.serialize()).decode()}
 
 
 def parse_schema(content: Any, what: str, most: int | None = None) -> pa.Schema | None:
-    """Return the schema of a header; None if it is of a text of another size than ``most``.
-
-    Raises:
-        FormatError: the header is damaged, or of a later version.
-    """
+    """Return the schema of a header; None if it is of a text of another size than ``most``. Damage is an error."""
     try:
         if content["version"] != _VERSION:
             raise FormatError(f"{what} has the version {content['version']!r:.100}; upgrade td-arrow")
@@ -70,11 +66,7 @@ def save_schema(location: Any, schema: pa.Schema) -> None:
 
 
 def load_schema(location: Any, schema: bool | None) -> pa.Schema | None:
-    """Return the schema beside a text file; None if there is none that fits its size, or ``schema`` is False.
-
-    Raises:
-        FormatError: it is damaged, or with ``schema`` True there is none.
-    """
+    """Return the schema beside a text file; None if none fits its size, which is an error if ``schema`` is True."""
     if schema is False or not is_local(location):
         if schema:
             check_beside(location)
@@ -122,11 +114,7 @@ def find_stand_in(item: pa.Field) -> torch.dtype | None:
 
 
 def build_column(values: list[Any], item: pa.Field, where: str, path: Path = ()) -> pa.Array:
-    """Return the array of a field from the values that JSON has for its cells.
-
-    Raises:
-        FormatError: a value is not one of the type of the field.
-    """
+    """Return the array of a field from the values that JSON has for its cells; other values are an error."""
     path = (*path, item.name)
     with report_misfit(where, path):
         if not is_level(item):

@@ -16,9 +16,9 @@ from td_core.errors import CodecError
 from td_core.spi import parse_json, show_path
 from td_store.files import NewDirectory
 
-from ._arrow_types import is_list
+from ._arrow_types import Facts, is_list
 from ._json_text import write_cells
-from ._mds_encodings import BYTES, SCALARS, encode_cells, find_size, is_known
+from ._mds_encodings import BYTES, SCALARS, Bytes, encode_cells, find_size, is_known
 from ._mds_shards import Packing, describe_file, make_shard, split_samples
 from ._read_columns import join_chunks, split_lists
 from ._table_header import read_facts
@@ -43,8 +43,8 @@ def write_mds(
     out: Any,
     writer: Any,
     finish_writer: bool | None,
-    packing: Mapping[str, Any],
-    uploads: Mapping[str, Any],
+    packing: Facts,
+    uploads: Facts,
 ) -> None:
     """Write a collection as a data set; see :func:`td_arrow.to_mds`."""
     if unknown := uploads.keys() - _UPLOADS:
@@ -138,7 +138,7 @@ def _find_cells(item: pa.Field, array: pa.Array) -> tuple[str, Any]:
 def _find_numbers(array: pa.Array) -> tuple[str, Any] | None:
     """Return encoding and cells of a column of numbers, or of lists of these; None for another column."""
     sizes: list[int] = []
-    lists: list[Any] = []
+    lists = []
     inner = array
     while is_list(inner.type):
         if pa.types.is_fixed_size_list(inner.type):
@@ -164,7 +164,7 @@ def _find_numbers(array: pa.Array) -> tuple[str, Any] | None:
     return f"ndarray:{name}", np.split(flat.reshape(-1, *sizes), np.cumsum(lists[0])[:-1])
 
 
-def _encode(columns: Sequence[Column], rows: int) -> Iterator[Any]:
+def _encode(columns: Sequence[Column], rows: int) -> Iterator[Bytes | list[bytes]]:
     """Yield the bytes of the cells of each column."""
     for column in columns:
         try:
@@ -177,7 +177,7 @@ def _encode(columns: Sequence[Column], rows: int) -> Iterator[Any]:
             ) from error
 
 
-def _join_samples(columns: Sequence[Column], rows: int) -> Any:
+def _join_samples(columns: Sequence[Column], rows: int) -> Bytes | list[bytes]:
     """Return the bytes of each sample: a matrix if all have one size, else a list."""
     cells = [*_encode(columns, rows)]
     fixed = [find_size(column.encoding) is not None for column in columns]
@@ -204,7 +204,7 @@ def _save(folder: str, columns: Sequence[Column], table: pa.Table, packing: Pack
         "column_sizes": [find_size(column.encoding) for column in columns],
     }
     text = json.dumps(config, sort_keys=True).encode()
-    shards: list[dict[str, Any]] = []
+    shards: list[Facts] = []
     with NewDirectory(folder) as new:
         for start, stop in split_samples(sizes, 8 + len(text), packing.limit):
             part = samples[start:stop]

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -349,10 +350,11 @@ def from_csv(
     >>> list(td["id"]), td["x"].tolist(), td["ok"].tolist()
     (['007', '008'], [1.5, nan], [True, False])
     """
-    from ._from_arrow import refuse_unknown, set_sizes
+    from ._from_arrow import set_sizes
     from ._read_csv import read_csv
+    from ._table_options import check_options
 
-    refuse_unknown("from_csv", read_csv, options)
+    check_options(options, signature(read_csv).parameters.values(), "from_csv()")
     loaded = read_csv(path, separator=separator, device=device, dtypes=dtypes, schema=schema, **options)
     return set_sizes(loaded, auto_batch_size, batch_dims, batch_size, dtype)
 
@@ -429,10 +431,11 @@ def from_json(
     >>> td["x"].tolist(), list(td["at"])
     ([1.0, 2.5], ['2020-01-01', None])
     """
-    from ._from_arrow import refuse_unknown, set_sizes
+    from ._from_arrow import set_sizes
     from ._json import read_json
+    from ._table_options import check_options
 
-    refuse_unknown("from_json", read_json, options)
+    check_options(options, signature(read_json).parameters.values(), "from_json()")
     loaded = read_json(
         path, separator=separator, device=device, lines=lines, dtypes=dtypes, schema=schema, **options
     )
