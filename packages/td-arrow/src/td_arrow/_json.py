@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from td_core import KeyPathError, NestedKey, TensorCollection
 from td_core.errors import CodecError, FormatError
 from td_core.spi import parse_json, show_path
-from td_core.typing import DeviceType
 
 from ._arrow_types import Cells
 from ._from_arrow import read_in_memory
@@ -95,17 +94,12 @@ def _write_column(array: pa.Array, item: pa.Field, path: Path, nonfinite: str, s
 def read_json(
     path: Any,
     *,
-    separator: str | None = None,
     lines: bool | None = None,
     dtypes: Mapping[NestedKey, torch.dtype] | None = None,
     schema: bool | None = None,
-    device: DeviceType | None = None,
-    keys: Iterable[NestedKey] | NestedKey | None = None,
     rows: Any = None,
-    nulls: Any = "auto",
-    mask_key: NestedKey | None = None,
-    lists: str = "auto",
     storage_options: StorageOptions = None,
+    **reading: Any,
 ) -> Any:
     """Read a JSON file; see :func:`td_arrow.from_json`."""
     where = show_place(path)
@@ -121,16 +115,7 @@ def read_json(
         table = _parse_quickly(content, lines)
         if table is None:
             table = _infer_table(_parse_records(_decode(content, where), lines, where), where)
-    result = read_in_memory(
-        table,
-        where,
-        nulls=nulls,
-        mask_key=mask_key,
-        keys=keys,
-        separator=separator,
-        lists=lists,
-        device=device,
-    )
+    result = read_in_memory(table, where, **{"lists": "auto", **reading})
     for key, dtype in (dtypes or {}).items():
         if result.get(key, None) is None:
             raise KeyPathError(f"{where}: there is no {key!r} for dtypes")

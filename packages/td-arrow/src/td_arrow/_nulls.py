@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Number
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,24 @@ Path = tuple[str, ...]
 #: One of :data:`POLICIES`, or a number.
 Policy = str | float
 Bools = npt.NDArray[np.bool_]
+ChoiceT = TypeVar("ChoiceT")
 
 
 def show_column(path: Path) -> str:
     """Return the path of a column for a message."""
     return repr(path[0] if len(path) == 1 else path)
+
+
+def list_choices(choices: ChoiceT | Mapping[NestedKey | None, ChoiceT]) -> dict[Path | None, ChoiceT]:
+    """Return an option that has one choice, or one for each key, by key path; that of the other keys is under None."""
+    items: Mapping[NestedKey | None, ChoiceT] = choices if isinstance(choices, Mapping) else {None: choices}
+    return {(key,) if isinstance(key, str) else key: choice for key, choice in items.items()}
+
+
+def find_choice(choices: Mapping[Path | None, ChoiceT], path: Path) -> ChoiceT:
+    """Return the choice of a key path: its own, that of the level above, or the default."""
+    levels = (path[:length] for length in range(len(path), 0, -1)) if len(choices) > 1 else ()
+    return choices[next((level for level in levels if level in choices), None)]
 
 
 @dataclass(slots=True)
@@ -46,9 +59,8 @@ class Nulls:
         """Return the policy that an argument describes; raise ValueError or TypeError for an unknown one."""
         if isinstance(nulls, Nulls):
             return nulls
-        found: dict[Path | None, Policy] = {None: default}
-        items: Mapping[NestedKey | None, Policy] = nulls if isinstance(nulls, Mapping) else {None: nulls}
-        for key, policy in items.items():
+        found: dict[Path | None, Policy] = list_choices(nulls)
+        for policy in found.values():
             if isinstance(policy, str):
                 if policy not in POLICIES:
                     raise ValueError(
@@ -57,8 +69,7 @@ class Nulls:
                     )
             elif not isinstance(policy, Number):
                 raise TypeError(f"nulls is a string, a number or a mapping; got {policy!r:.100}")
-            found[(key,) if isinstance(key, str) else key] = policy
-        return cls(found)
+        return cls({None: default, **found})
 
     def check_keys(self, known: Iterable[Path], where: str) -> None:
         """Raise KeyPathError if there is a policy for a key that is none of the known paths, and no level of them."""
@@ -70,11 +81,8 @@ class Nulls:
                 )
 
     def get(self, path: Path) -> Policy:
-        """Return the policy of a key path: its own, that of the level above, or the default."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.policies:
-                return self.policies[path[:length]]
-        return self.policies[None]
+        """Return the policy of a key path."""
+        return find_choice(self.policies, path)
 
     def check(self, path: Path, valid: Bools, *, always: bool = False) -> Policy:
         """Return the policy of a column with nulls; raise ValueError if it is ``"raise"``, or ``always`` except a fill."""

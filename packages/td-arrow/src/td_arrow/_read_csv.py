@@ -20,7 +20,6 @@ import torch
 from td_core import KeyPathError, NestedKey
 from td_core.errors import FormatError
 from td_core.spi import as_dtype, parse_json
-from td_core.typing import DeviceType
 
 from ._arrow_types import ARROW, is_list
 from ._from_arrow import read_in_memory
@@ -178,12 +177,7 @@ def read_csv(
     separator: str | None = None,
     dtypes: Mapping[NestedKey, Any] | None = None,
     schema: bool | None = None,
-    device: DeviceType | None = None,
-    keys: Iterable[NestedKey] | NestedKey | None = None,
     rows: Any = None,
-    nulls: Any = "auto",
-    mask_key: NestedKey | None = None,
-    lists: str = "jagged",
     delimiter: str | None = None,
     sep: str | None = None,
     quoting: str | int = "needed",
@@ -194,6 +188,7 @@ def read_csv(
     skiprows: int = 0,
     na_values: str | Iterable[str] = (),
     storage_options: StorageOptions = None,
+    **reading: Any,
 ) -> Any:
     """Read a csv file; see :func:`td_arrow.from_csv`."""
     where = show_place(path)
@@ -209,16 +204,7 @@ def read_csv(
         table = _fit_schema(text, found, missing)
     else:
         table = _join_cells(_infer(text, _choose_columns(text.names, usecols, where), types, missing))
-    result = read_in_memory(
-        table if nrows is None else table.slice(0, nrows),
-        where,
-        nulls=nulls,
-        mask_key=mask_key,
-        keys=keys,
-        separator=separator,
-        lists=lists,
-        device=device,
-    )
+    result = read_in_memory(table.slice(0, nrows), where, separator=separator, **reading)
     for name, dtype in casts.items():
         parts = name.split(separator) if separator else [name]
         key: NestedKey = tuple(parts) if len(parts) > 1 else name

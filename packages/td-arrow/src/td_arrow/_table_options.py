@@ -45,13 +45,23 @@ def bind(
 
 
 def check_options(options: Iterable[str], names: Iterable[inspect.Parameter], where: str) -> None:
-    """Raise TypeError for an option that is not one of ``names``, the parameters of a function."""
-    known = [each.name for each in names if each.name != "path"]
+    """Raise TypeError for an option that is not one of ``names``."""
+    known = {each.name for each in names}
     unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(
             f"{where} has no option {', '.join(map(repr, unknown))}; its options are {', '.join(sorted(known))}"
         )
+
+
+def check_text_options(options: Iterable[str], function: Callable[..., object], where: str) -> None:
+    """Raise TypeError for an option that the reader of a text format does not have."""
+    names = [
+        each for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY
+    ]
+    check_options(
+        options, [*names, *map(option, ("device", "keys", "lists", "mask_key", "nulls", "separator"))], where
+    )
 
 
 def check_count(name: str, number: object, least: float = 1, wanted: str = "a positive int") -> None:

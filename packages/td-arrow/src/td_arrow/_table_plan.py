@@ -13,7 +13,7 @@ from td_core import NestedKey
 from td_core.spi import Encoded, make_table_header, show_path
 
 from ._arrow_types import CHOICES, Cells
-from ._nulls import Path
+from ._nulls import Path, find_choice, list_choices
 from ._table_header import InlineLeaves, dump_header, make_field
 
 #: Files of Arrow cannot nest deeper than 64 levels: the keys below have one name together.
@@ -28,19 +28,14 @@ class Tensors:
     """The form of cells with dims for each key path, as ``tensors=`` says."""
 
     def __init__(self, tensors: str | Mapping[NestedKey | None, str]) -> None:
-        items = tensors if isinstance(tensors, Mapping) else {None: tensors}
-        self._choices: dict[Path | None, str] = {None: "list"}
-        for key, choice in items.items():
+        self._choices: dict[Path | None, str] = {None: "list", **list_choices(tensors)}
+        for choice in self._choices.values():
             if choice not in CHOICES:
                 raise ValueError(f"tensors is one of {', '.join(map(repr, CHOICES))}; got {choice!r:.100}")
-            self._choices[(key,) if isinstance(key, str) else key] = choice
 
     def get(self, path: Path) -> str:
         """Return the choice of a key path, of a level above it, or the default."""
-        if len(self._choices) == 1:
-            return self._choices[None]
-        found = (self._choices.get(path[:length]) for length in range(len(path), 0, -1))
-        return next(filter(None, found), self._choices[None])
+        return find_choice(self._choices, path)
 
 
 class TablePlan:

@@ -6,7 +6,6 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -352,9 +351,9 @@ def from_csv(
     """
     from ._from_arrow import set_sizes
     from ._read_csv import read_csv
-    from ._table_options import check_options
+    from ._table_options import check_text_options
 
-    check_options(options, signature(read_csv).parameters.values(), "from_csv()")
+    check_text_options(options, read_csv, "from_csv()")
     loaded = read_csv(path, separator=separator, device=device, dtypes=dtypes, schema=schema, **options)
     return set_sizes(loaded, auto_batch_size, batch_dims, batch_size, dtype)
 
@@ -433,9 +432,9 @@ def from_json(
     """
     from ._from_arrow import set_sizes
     from ._json import read_json
-    from ._table_options import check_options
+    from ._table_options import check_text_options
 
-    check_options(options, signature(read_json).parameters.values(), "from_json()")
+    check_text_options(options, read_json, "from_json()")
     loaded = read_json(
         path, separator=separator, device=device, lines=lines, dtypes=dtypes, schema=schema, **options
     )
