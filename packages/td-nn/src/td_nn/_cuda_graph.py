@@ -226,6 +226,10 @@ class CudaGraphModule:
         return f"{type(self).__name__}(\n    {indented})"
 
 
+#: The parameters or the buffers of a module, and the name of one.
+Slot = tuple[Mapping[str, "Tensor | None"], str]
+
+
 class _Results(NamedTuple):
     """Result of a function, inputs changed in place, and entries written to and removed from its collection."""
 
@@ -241,8 +245,8 @@ class _Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: GraphInputs
     results: _Results
-    slots: list[tuple[Any, str]]
-    state: list[Any]
+    slots: list[Slot]
+    state: list[object]
     interaction: object
 
 
@@ -270,7 +274,9 @@ def _deliver(
     return target.update(result) if isinstance(target, TensorCollection) else result
 
 
-def _choose_keys(module: object, name: str, provided: Sequence[NestedKey] | None) -> list[Key] | None:
+def _choose_keys(
+    module: Callable[..., object], name: str, provided: Sequence[NestedKey] | None
+) -> list[Key] | None:
     """Return the keys of a module; for a function without keys, the provided ones."""
     keys = None if provided is None else list(as_keys(provided, name))
     if not hasattr(module, name):
@@ -283,7 +289,7 @@ def _choose_keys(module: object, name: str, provided: Sequence[NestedKey] | None
     return own
 
 
-def _find_slots(module: object) -> list[tuple[object, str]]:
+def _find_slots(module: Callable[..., object]) -> list[Slot]:
     """List the parameters and buffers of a module, each as a dict and a name in it."""
     if not isinstance(module, nn.Module):
         return []
@@ -296,11 +302,11 @@ def _find_slots(module: object) -> list[tuple[object, str]]:
     ]
 
 
-def _read_state(slots: list[tuple[Any, str]], module: object) -> list[object]:
+def _read_state(slots: list[Slot], module: Callable[..., object]) -> list[object]:
     """Read the state that a graph depends on: the mode and the addresses of parameters and buffers."""
     tensors = [slot.get(name) for slot, name in slots]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    return [getattr(module, "training", None), *addresses]
+    return [isinstance(module, nn.Module) and module.training, *addresses]
 
 
 @contextmanager

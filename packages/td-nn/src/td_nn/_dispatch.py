@@ -13,7 +13,7 @@ from torch import Tensor
 from td_core import KeyPathError, TensorCollection, TensorDict
 from td_core.typing import NestedKey
 
-from ._module_base import show_module
+from ._module_base import TensorDictModuleBase, show_module
 from ._module_keys import SINK, Key, as_keys, has_key, join_key
 from ._switches import STATE
 from .module_errors import MissingKeyError
@@ -123,7 +123,7 @@ class dispatch:  # noqa: N801  a decorator
                 if not STATE.dispatches or ("tensordict" in kwargs and "tensordict" not in source):
                     return fn(*args, **kwargs)
                 tensordict, args, kwargs = read(source, args, kwargs)
-                return unpack_outputs(fn(tensordict, *args, **kwargs), tensordict, dest, None)
+                return unpack_outputs(fn(tensordict, *args, **kwargs), tensordict, dest)
 
         made: Any = functools.wraps(fn)(wrapper)
         made.__signature__ = _make_optional(signature, names[: 2 if is_method else 1])
@@ -156,27 +156,26 @@ class dispatch:  # noqa: N801  a decorator
         return TensorDict(values, batch_size=size), args[len(in_keys) :], kwargs
 
 
-def get_keys(module: Any, keys: object) -> Any:
-    """Return ``keys``, or the attribute of the module that has this name."""
+def get_keys(owner: object, keys: str | Sequence[Key]) -> Sequence[Key]:
+    """Return ``keys``, or the attribute with this name of the object whose method is called."""
     if not isinstance(keys, str):
         return keys
-    if keys == "in_keys":
-        if getattr(module, "_keeps_keys", False):
-            return module._all_in_keys or module.in_keys
-    elif keys == "out_keys":
-        selected = getattr(module, "_selected_out_keys", None)
-        if selected is not None:
-            return selected
-        if getattr(module, "_keeps_keys", False):
-            return module._all_out_keys or module.out_keys
-    return getattr(module, keys)
+    found: Sequence[Key] | None = None
+    if isinstance(owner, TensorDictModuleBase):
+        if keys == "out_keys":
+            found = owner._selected_out_keys or (owner._all_out_keys if owner._keeps_keys else None)
+        elif keys == "in_keys" and owner._keeps_keys:
+            found = owner._all_in_keys
+    return found or getattr(owner, keys)
 
 
-def unpack_outputs(result: object, tensordict: TensorDict, out_keys: Sequence[Key], module: object) -> Any:
+def unpack_outputs(
+    result: object, tensordict: TensorDict, out_keys: Sequence[Key], owner: object = None
+) -> Any:
     """Read the written keys from a result: the value of a single key, or a tuple of values."""
     if result is not tensordict and not isinstance(result, TensorCollection):
         raise TypeError(
-            f"{'the function' if module is None else show_module(module)} was called with tensors, so it has to return a "
+            f"{'the function' if owner is None else show_module(owner)} was called with tensors, so it has to return a "
             f"collection to take its outputs from; it returned a {type(result).__name__}"
         )
     try:
@@ -185,11 +184,12 @@ def unpack_outputs(result: object, tensordict: TensorDict, out_keys: Sequence[Ke
         match = tuple([result[key] for key in out_keys if key != SINK])
     except KeyPathError:
         missing = [key for key in out_keys if key != SINK and not has_key(result, key)]
-        why = getattr(module, "_explain_missing", None)
+        why = ""
+        if isinstance(owner, TensorDictModuleBase):
+            why = "".join(owner._explain_missing(key, result) for key in missing)
         raise MissingKeyError(
-            "the function" if module is None else show_module(module),
-            f"did not write {', '.join(map(repr, missing))}"
-            + "".join(why(key, result) for key in missing if why),
+            "the function" if owner is None else show_module(owner),
+            f"did not write {', '.join(map(repr, missing))}{why}",
             missing,
         ) from None
     return match[0] if len(match) == 1 else match

@@ -14,6 +14,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 import torch
@@ -94,6 +95,10 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         declare_keys(cls, ("in_keys", "out_keys"))
         show_results(cls)
         cls._keeps_keys = all(type(_static(cls, name)) is DeclaredKeys for name in ("in_keys", "out_keys"))
+
+    def _explain_missing(self, key: Key, result: TensorCollection) -> str:
+        """Format why a key is missing in a result, for the end of a message."""
+        return ""
 
     def _take_keys(self, name: str) -> None:
         """Update the module after ``in_keys`` or ``out_keys`` was assigned."""
@@ -327,16 +332,16 @@ def make_portable(function: Callable[..., object]) -> Any:
     return _Code(cloudpickle.dumps(function))
 
 
-def _is_nameless(function: object) -> bool:
+def _is_nameless(function: Callable[..., object]) -> bool:
     """Return True if pickle cannot import a function by name: a lambda or a local function, for example."""
     while isinstance(function, functools.partial):
         function = function.func
-    function = getattr(function, "__func__", function)
-    name = getattr(function, "__qualname__", None)
-    if name is None or not hasattr(function, "__code__"):
+    if isinstance(function, MethodType):
+        function = function.__func__
+    if not isinstance(function, FunctionType):
         return False
-    result = sys.modules.get(function.__module__)
-    for part in name.split("."):
+    result: object = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split("."):
         result = getattr(result, part, None)
     return result is not function
 

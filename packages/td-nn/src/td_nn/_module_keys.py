@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
-from typing import Any, Union
+from typing import Any, Protocol, Union
 
 from torch import Tensor
 
@@ -190,6 +190,13 @@ def _is_whole(cls: type) -> bool:
     return True
 
 
+class Declaring(Protocol):
+    """A module whose keys are :class:`DeclaredKeys`."""
+
+    _all_in_keys: tuple[Key, ...] | None
+    _all_out_keys: tuple[Key, ...] | None
+
+
 class DeclaredKeys:
     """Descriptor of ``in_keys`` or ``out_keys``: the keys of the instance, else those that its class declares.
 
@@ -202,12 +209,11 @@ class DeclaredKeys:
         self.kept = f"_all_{name}"
         self.selected = f"_selected_{name}"
 
-    def every(self, instance: object) -> tuple[Key, ...] | None:
+    def every(self, instance: Declaring) -> tuple[Key, ...] | None:
         """Return all keys of an instance, selected or not; None if there are none yet."""
-        keys: tuple[Key, ...] | None = getattr(instance, self.kept)
-        return keys
+        return instance._all_in_keys if self.name == "in_keys" else instance._all_out_keys
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def __get__(self, instance: Declaring | None, owner: type) -> Any:
         if instance is None:
             declared = getattr(owner, self.kept)
             return self if declared is None else list(declared)

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any, TypeVar, cast
 
+from torch import nn
+
 from td_core import TensorCollection
 from td_core.spi import Switch
 
@@ -116,7 +118,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
             )
 
         @functools.wraps(fn)
-        def wrapper(module: object, *args: object, **kwargs: object) -> Any:
+        def wrapper(module: nn.Module, *args: object, **kwargs: object) -> Any:
             provided = args[0] if args else kwargs.get("tensordict")
             mode = STATE.skip_existing if self._value is None else self._value
             if mode is not False and isinstance(provided, TensorCollection):

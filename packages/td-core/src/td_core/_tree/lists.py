@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -22,6 +23,12 @@ _IS_NESTED = attrgetter("is_nested")
 
 #: Types of which a list can hold many, and which hold no tensors.
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None)})
+
+
+class NamedFields(Protocol):
+    """A named tuple."""
+
+    def _asdict(self) -> dict[object, object]: ...
 
 
 def join_uneven(rows: Sequence[Tensor], path: tuple[str, ...]) -> Tensor:
@@ -69,11 +76,14 @@ def get_fields(item: object) -> Mapping[object, object] | None:
     if isinstance(item, Mapping):
         return item
     if isinstance(item, tuple):
-        names = getattr(item, "_fields", None)
-        return dict(zip(names, item, strict=True)) if names else None
+        return item._asdict() or None if _is_named(item) else None
     if dataclasses.is_dataclass(item) and not isinstance(item, (type, Core)):
         return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
     return None
+
+
+def _is_named(item: object) -> TypeGuard[NamedFields]:
+    return hasattr(item, "_asdict")
 
 
 def has_tensors(items: Iterable[object]) -> bool:
