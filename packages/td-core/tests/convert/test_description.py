@@ -114,8 +114,19 @@ def test_describe_values_returns_rows_without_size() -> None:
     td["name"] = ["ann", "bob"]
     assert [(row.key, row.dtype, row.shape, row.nbytes) for row in td.describe()] == [
         (("a",), "f32", (2,), 8),
-        (("task",), "NonTensorData", (2,), 0),
-        (("name",), "NonTensorStack", (2,), 0),
+        (("task",), "str", (2,), 0),
+        (("name",), "list[str]", (2,), 0),
+    ]
+
+
+def test_describe_values_of_members_returns_one_row() -> None:
+    pytest.importorskip("td_tensorclass")
+    td = lazy_stack(
+        [TensorDict({"info": {"name": name, "n": value}}) for name, value in [("a", 1), ("b", 2)]]
+    )
+    assert [(row.key, row.dtype) for row in td.describe()] == [
+        (("info", "n"), "i64"),
+        (("info", "name"), "str"),
     ]
 
 

@@ -32,7 +32,8 @@ class DescriptionRow:
 
     Attributes:
         key: the key path, without numbers of members.
-        dtype: short name of the dtype, such as ``"f32"``; names joined by ``"/"`` if the members differ; for a value, its kind.
+        dtype: short name of the dtype, such as ``"f32"``; names joined by ``"/"`` if the members differ; for values,
+            their type, such as ``"list[str]"``.
         shape: shape of the leaf; for leaves of members, their number and shape, with -1 for dims that differ.
         nbytes: size of all elements in bytes.
         share: part of the size of the collection, between 0 and 1.
@@ -108,6 +109,7 @@ def describe(root: Core) -> Description:
         row = encoded.nodes[item] if isinstance(item, int) else {}
         return [child for group in ("members", "entries") for _, child in reversed(row.get(group, []))]
 
+    types = _name_types(root)
     groups: dict[tuple[str, ...], list[int]] = {}
     values: dict[tuple[str, ...], DescriptionRow] = {}
     for item in expand([0], list_children):
@@ -115,7 +117,8 @@ def describe(root: Core) -> Description:
             groups.setdefault(paths[item[0]], []).append(item[0])
         elif (row := encoded.nodes[item])["values"]:
             shape = tuple(row["meta"].get("batch_size", ()))
-            values[nodes[item]] = DescriptionRow(nodes[item], row["kind"], shape, 0, 0.0, "")
+            name = types.get(nodes[item]) or row["kind"]
+            values[nodes[item]] = DescriptionRow(nodes[item], name, shape, 0, 0.0, "")
     sizes = [_count_bytes(leaf) for leaf in encoded.leaves]
     total = sum(sizes)
     shared = _find_shared(encoded.leaves, paths, [*groups])
@@ -126,6 +129,21 @@ def describe(root: Core) -> Description:
         for key, places in groups.items()
     ]
     return Description(f"{type(root).__name__} {list(root.batch_size)}", (*rows, *values.values()), total)
+
+
+def _name_types(root: Core) -> dict[tuple[str, ...], str | None]:
+    """Return what the values at each key path are, as a printed collection shows it."""
+
+    def list_below(found: tuple[tuple[str, ...], Core]) -> list[tuple[tuple[str, ...], Core]]:
+        path, node = found
+        members = None if node._is_value else node._members_and_dim()
+        if members is not None:
+            return [(path, member) for member in members[0]]
+        entries = {} if node._is_value else dict(node._children())
+        return [((*path, key), child) for key, child in entries.items() if isinstance(child, Core)]
+
+    start: tuple[tuple[str, ...], Core] = (), root
+    return {path: node._print_node().text for path, node in expand([start], list_below) if node._is_value}
 
 
 def _leave_out_foreign(root: Core) -> Any:
