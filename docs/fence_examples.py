@@ -1,13 +1,11 @@
-"""Extension of griffe: methods that calls make, declared signatures, Markdown for examples and roles; and hooks of mkdocs."""
+"""Extension of griffe: methods that calls make, declared signatures, Markdown for examples and roles; and a hook of mkdocs."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import griffe
@@ -66,16 +64,6 @@ def on_page_markdown(markdown: str, **kwargs: Any) -> str:
     return markdown.replace("```python\n>>> ", "```pycon\n>>> ")
 
 
-def on_post_build(config: Any, **kwargs: Any) -> None:
-    """Hook of mkdocs: raise an error if the search does not find a public name of collections in the reference."""
-    collection = import_module("td_core").TensorDict
-    index = json.loads((Path(config.site_dir) / "search/search_index.json").read_text(encoding="utf-8"))
-    places = {entry["location"].rpartition("#td_core.TensorDict.")[2] for entry in index["docs"]}
-    public = {name for name in dir(collection) if not name.startswith("_")}
-    if public - places:
-        raise ValueError(f"the reference has no entry for {sorted(public - places)}")
-
-
 class FenceExamples(griffe.Extension):
     """Extension that converts each docstring after griffe has read it."""
 
@@ -102,8 +90,9 @@ class FenceExamples(griffe.Extension):
             ):
                 continue
             found = getattr(find_object(cls), name, None)  # a field of a dataclass without a default has none
-            if inspect.isfunction(found) and found.__doc__:
+            if (inspect.isfunction(found) or inspect.ismethod(found)) and found.__doc__:
                 function = griffe.Function(name, lineno=member.lineno, endlineno=member.endlineno, parent=cls)
+                function.labels |= {"classmethod"} if inspect.ismethod(found) else set()
                 show_declaration(function, found, loader)
                 cls.set_member(name, function)
             elif isinstance(found, property) and found.__doc__:
