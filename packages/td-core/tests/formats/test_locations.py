@@ -217,6 +217,9 @@ def test_save_of_other_object_raises(operation: Any, source: object, tmp_path: P
         message += "; from_dict\\(\\) and from_pytree\\(\\) convert nested dicts"
     if operation is td_core.save:
         message = message.replace("TensorDict;", "TensorDict, or a mapping;")
+        message += (
+            ": save\\({'name': ...}, path\\) saves modules, optimizers, tensors and other values by name"
+        )
         if isinstance(source, dict):
             error = UnsupportedOperationError
             message = "the format 'memory' stores collections, and has no place for a mapping with modules"

@@ -413,7 +413,8 @@ class ArchiveTree(ListedTree):
             if isinstance(error, FormatError) or not isinstance(error, _BAD_ZIP):
                 raise
             raise FormatError(
-                f"{path} is not an archive of a save: a zip file with a {_file_names.META} at its top is expected; {error}"
+                f"{path} is not an archive of a save: a zip file with a {_file_names.META} at its top is expected; {error}; "
+                "MemoryMappedTensor.from_filename() maps a file of raw elements"
             ) from error
         super().__init__(path, ((place, info.file_size) for place, info in self.files.items()))
         self._starts = [*sorted(info.header_offset for info in self.files.values()), self.zip.start_dir]

@@ -176,9 +176,14 @@ class Staging:
         """Open the directory that is at the prefix now."""
         if self.previous is not None:
             self.previous.close()
-        self.previous = (
-            DirectoryTree.at_path(self.prefix) if _fs.get_status(self.prefix) is not None else None
-        )
+        try:
+            self.previous = (
+                DirectoryTree.at_path(self.prefix) if _fs.get_status(self.prefix) is not None else None
+            )
+        except NotADirectoryError:
+            raise NotADirectoryError(
+                f"cannot save to {self.prefix!r}, which is a file: remove it, or choose another path"
+            ) from None
 
     def _find_free_number(self, excluded: bool) -> str:
         """Return the lowest number that no temporary directory has, or a random number without the lock."""

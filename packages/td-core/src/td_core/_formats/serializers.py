@@ -420,7 +420,9 @@ def check_options(
         return
     unknown = [name for name in options if name not in known]
     if unknown:
+        lazily = operation == "load" and not {*unknown} - {*(list_options(serializer, "open") or ())}
         raise TypeError(
             f"the serializer {serializer.name!r} has no option {', '.join(map(repr, unknown))} for "
             f"{operation}(); its options: {', '.join(map(repr, known)) or 'none'}"
+            f"{'; open() has it, and reads elements when they are used' if lazily else ''}"
         )

@@ -101,9 +101,11 @@ def join_error(
         if left == right:
             what, left, right = "device", first.device, value.device
         if left != right:
-            nested = ", or densify() a lazy stack to make a nested tensor of them" if what == "shape" else ""
+            hint = ", or densify() a lazy stack to make a nested tensor of them" if what == "shape" else ""
+            if first.is_nested or value.is_nested:
+                hint = "; stack() needs rows of equal lengths, cat() does not"
             return StructureError(
                 f"{start}cannot join: {show_path(path)} has {what} {left} in item 0 and {right} in item {i}; "
-                f"use lazy_stack() to keep both{nested}"
+                f"use lazy_stack() to keep both{hint}"
             )
     return StructureError(f"{start}cannot join: {show_path(path)}: {error}")

@@ -105,7 +105,8 @@ def _check_shapes(path: Path, leaves: list[Tensor], pad_dim: int) -> None:
     ndim = leaves[0].ndim
     if not -ndim <= pad_dim < ndim:
         raise StructureError(
-            f"pad_sequence: {show_path(path)} has {ndim} dims, so dim {pad_dim} cannot be padded"
+            f"pad_sequence: {show_path(path)} has {ndim} dims, so dim {pad_dim} cannot be padded; "
+            "unsqueeze() it, or exclude() it and stack it by itself"
         )
     if len({(leaf.ndim, remove_size(leaf.shape, pad_dim % ndim)) for leaf in leaves}) > 1:
         raise StructureError(

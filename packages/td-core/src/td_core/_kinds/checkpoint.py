@@ -89,7 +89,8 @@ def save(
     ...
     """
     if not isinstance(data, (Core, Mapping)):
-        raise type_error("save", data, "a collection, such as a TensorDict, or a mapping")
+        hint = ": save({'name': ...}, path) saves modules, optimizers, tensors and other values by name"
+        raise type_error("save", data, "a collection, such as a TensorDict, or a mapping", hint)
     location = find_place(path, options.get("storage_options"))
     serializer = SERIALIZERS.for_saving(location, format)
     if isinstance(data, Core):

@@ -217,9 +217,20 @@ def add_key_note(error: Exception, path: tuple[str, ...]) -> None:
 def missing_key_error(node: Core, key: object, path: tuple[str, ...] = ()) -> KeyPathError:
     """Return the error for a key that is missing in ``node``, the node at ``path``."""
     from_here = f" in {show_path(path)}" if path else ""
-    return KeyPathError(
-        f"key {key!r} not found{from_here} in {type(node).__name__}: {suggest_keys(str(key), list(node._children()))}"
-    )
+    nested = _find_nested(node, str(key))
+    hint = f"did you mean {path + nested!r}?" if nested else suggest_keys(str(key), list(node._children()))
+    return KeyPathError(f"key {key!r} not found{from_here} in {type(node).__name__}: {hint}")
+
+
+def _find_nested(root: Core, key: str) -> tuple[str, ...]:
+    """Return the path of the entry that a key with dots or slashes names; empty if there is none."""
+    for path in (tuple(key.split(separator)) for separator in "./" if separator in key):
+        node: Any = root
+        for part in path:
+            node = node._children().get(part) if has_entries(node) else None
+        if node is not None:
+            return path
+    return ()
 
 
 def get_entry(root: Core, path: tuple[str, ...]) -> Child:

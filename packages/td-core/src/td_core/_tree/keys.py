@@ -43,7 +43,12 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
         flat: list[Any] = [part for part in parts if not isinstance(part, tuple) or not part]
         if all(isinstance(part, str) for part in flat):
             return tuple("".join((part,)) for part in flat)
-    raise KeyPathError(f"a key is a string or a non-empty, possibly nested tuple of strings; got {key!r}")
+    hint = ""
+    if isinstance(key, int):
+        hint = ": save() keeps a mapping with other keys, such as the state of an optimizer, as it is"
+    raise KeyPathError(
+        f"a key is a string or a non-empty, possibly nested tuple of strings; got {key!r}{hint}"
+    )
 
 
 def unravel_key_below(prefix: tuple[str, ...], key: NestedKey) -> tuple[str, ...]:

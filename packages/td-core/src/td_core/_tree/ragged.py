@@ -104,7 +104,7 @@ def make_ragged_error(key: str, entries: list[Child], error: Exception) -> Struc
         return StructureError(f"{start}cannot stack {show_path((key,))}: {error}")
     return StructureError(
         f"{start}cannot stack {show_path((key,))}: its shapes differ between members, {shapes}; read it with "
-        "get(key, as_nested_tensor=True), as_padded_tensor=True or as_list=True"
+        "get(key, as_nested_tensor=True), as_padded_tensor=True or as_list=True, or pad all keys with to_padded_tensor()"
     )
 
 

@@ -54,8 +54,12 @@ def check_rows(storage: Core, rows: Core) -> None:
         if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
             raise StructureError(
                 f"{describe_leaf(storage, mine)} has dtype {mine.dtype} and rows of shape {list(mine.shape[1:])}; the "
-                f"other rows have {other.dtype} and {list(other.shape[1:])}"
+                f"other rows have {other.dtype} and {list(other.shape[1:])}; {_how_to_fit(mine, other)}"
             )
+
+
+def _how_to_fit(mine: Tensor, other: Tensor) -> str:
+    return "cast the rows first" if mine.dtype != other.dtype else "pad the rows to one shape first"
 
 
 def take_into(data: Core, positions: Tensor, out: Core) -> None:
