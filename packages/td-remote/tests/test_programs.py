@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
+import multiprocessing
 import pickle
+import resource
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +66,51 @@ def test_training_goes_on_through_cut_connections(
         assert torch.equal(batch["x"], data["x"][batch["n", "y"]])
         total += batch["x"].sum(0)
     assert torch.equal(total, data["x"].sum(0))
+
+
+def read_all(location: Remote, pipe: Any) -> None:
+    """Read all rows in a process, in random order, and send their numbers and the memory that it took, in bytes."""
+    from td_data import BlockSampler, Loader
+
+    loader = Loader(td_core.open(location), batch_size=16, sampler=BlockSampler(16, window=4), seed=1)
+    rows, before = [], 0
+    for batch in loader:
+        before = before or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert torch.equal(batch["x"][:, 7], batch["y"].float())
+        rows += batch["y"].tolist()
+    pipe.send((rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10))
+
+
+@pytest.mark.once
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of the memory is that of Linux")
+@pytest.mark.parametrize(
+    ("name", "engine"), [("safetensors", "fsspec"), ("memmap", "obstore"), ("zarr", "fsspec")]
+)
+def test_data_larger_than_memory_is_read_through_cut_connections(
+    name: str, engine: Any, server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(name)
+    pytest.importorskip("aiohttp" if engine == "fsspec" else "obstore")
+    pytest.importorskip("td_data")
+    y = torch.arange(1536)
+    data = TensorDict({"x": y.float().view(-1, 1).expand(len(y), 1 << 15).contiguous(), "y": y}, [len(y)])
+    path, options = tmp_path / f"data{FORMATS[name]}", {"chunks": 16} if name == "zarr" else {}
+    td_core.save(data, path, format=name, **options)
+    for file in [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]:
+        server.put(f"/{file.relative_to(tmp_path).as_posix()}", file.read_bytes())
+    requests = itertools.count()
+    monkeypatch.setattr(server, "take_fault", lambda path: None if next(requests) % 7 else "cut")
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    remote = Remote(f"{server.url}/{path.name}", engine=engine)
+    reader = context.Process(target=read_all, args=(remote, theirs))
+    reader.start()
+    while not ours.poll(0.1):
+        assert reader.is_alive()
+    rows, memory = ours.recv()
+    reader.join()
+    assert sorted(rows) == y.tolist() and rows != sorted(rows)
+    assert memory < 100 << 20  # of 192 MB
 
 
 def read_with_other_tool(name: str, url: str) -> list[int]:
