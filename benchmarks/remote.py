@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import os
 import re
@@ -31,6 +32,7 @@ import torch
 import td_core
 from td_core import TensorDict
 from td_core.typing import Range
+from td_data import Loader
 from td_remote import Remote
 from td_remote._block_cache import BLOCK
 from td_store.arrays import plan_ranges
@@ -40,11 +42,12 @@ ROW = 12_000
 CONCURRENCY = 64
 
 
-def serve(port: Any, size: int, latency: float) -> None:
-    """Answer requests for ranges of one object of zeros, on a free port that the parent receives."""
+def serve(port: Any, source: int | Path, latency: float) -> None:
+    """Answer requests for ranges of one object, a file or zeros, on a free port that the parent receives."""
     from aiohttp import web
 
-    content = bytes(size)
+    content = bytes(source) if isinstance(source, int) else source.read_bytes()
+    size = len(content)
 
     async def answer(request: Any) -> Any:
         await asyncio.sleep(latency)
@@ -72,11 +75,11 @@ def serve(port: Any, size: int, latency: float) -> None:
 
 
 @contextmanager
-def server(size: int, latency: float) -> Iterator[str]:
+def server(source: int | Path, latency: float) -> Iterator[str]:
     """Run a server, and return its URL."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=serve, args=(theirs, size, latency), daemon=True
+        target=serve, args=(theirs, source, latency), daemon=True
     )
     process.start()
     yield f"http://127.0.0.1:{ours.recv()}"
@@ -169,6 +172,23 @@ def compare_cache(rounds: int) -> None:
             return [read(path) for path in paths]
 
         report("second pass with cache, 64 MB", *measure(lambda: remote.read(ranges), raw, rounds), "<= 1.3")
+
+
+def compare_loader(engine: str, rounds: int) -> None:
+    """Compare a loader with eight threads and one with one, on batches of 32 rows behind 20 ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "data.safetensors"
+        td_core.save(TensorDict({"a": torch.zeros(20_000, 256)}, [20_000]), path)
+        with server(path, 0.02) as url:
+            opened = td_core.open(Remote(f"{url}/x.safetensors", engine=engine))  # type: ignore[arg-type]
+
+            def read(threads: int) -> None:
+                loader = Loader(opened, 32, shuffle=True, num_threads=threads, prefetch=8)
+                for _ in itertools.islice(loader, 30):
+                    pass
+
+            one, eight = measure(lambda: read(1), lambda: read(8), rounds)
+            report(f"{engine}: 30 batches of 32 rows, one thread and eight", one, eight, ">= 1.5")
 
 
 def upload(engine: str, which: str, endpoint: str, size: int) -> None:
@@ -312,7 +332,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--megabytes", type=int, default=512, help="size of an upload")
-    parser.add_argument("--only", choices=("turns", "reads", "cache", "uploads"))
+    parser.add_argument("--only", choices=("turns", "reads", "loader", "cache", "uploads"))
     parser.add_argument("--upload", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.upload:
@@ -326,6 +346,8 @@ def main() -> None:
     for engine in ("fsspec", "obstore"):
         if options.only in (None, "reads") and (engine == "fsspec" or find_spec("obstore")):
             compare_reads(engine, options.rounds)
+        if options.only in (None, "loader") and (engine == "fsspec" or find_spec("obstore")):
+            compare_loader(engine, options.rounds)
     if options.only in (None, "cache"):
         compare_cache(options.rounds)
     if options.only in (None, "uploads") and find_spec("moto") and find_spec("s3fs") and find_spec("obstore"):
