@@ -96,7 +96,8 @@ def test_upload_to_failing_server_is_repeated_or_an_error(
 
 def save_in(name: str, data: TensorDict, tmp_path: Path) -> Path:
     """Save a collection in a format, and return its path."""
-    pytest.importorskip({"memmap": "td_memmap", "tdz": "td_memmap"}.get(name, f"td_{name}"))
+    packages = {"tdz": "memmap", "parquet": "arrow"}
+    pytest.importorskip(f"td_{packages.get(name, name)}", exc_type=ImportError)
     suffix = {"memmap": "", "hdf5": ".h5"}.get(name, f".{name}")
     path = tmp_path / f"data{suffix}"
     if name == "memmap":
@@ -114,7 +115,7 @@ def publish(path: Path, server: WebServer) -> None:
 
 
 @pytest.mark.parametrize("fault", ["cut", "busy", "short", "redirect"])
-@pytest.mark.parametrize("name", ["safetensors", "memmap", "tdz", "hdf5", "zarr"])
+@pytest.mark.parametrize("name", ["safetensors", "memmap", "tdz", "hdf5", "zarr", "parquet", "arrow"])
 def test_format_reads_through_faults(
     name: str, fault: str, web: Callable[..., Remote], server: WebServer, tmp_path: Path
 ) -> None:

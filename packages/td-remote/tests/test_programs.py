@@ -24,12 +24,18 @@ from td_core import TensorDict
 from td_core.typing import Range
 from td_remote import Remote, copy
 
-FORMATS = {"safetensors": ".safetensors", "memmap": "", "tdz": ".tdz", "zarr": ".zarr", "hdf5": ".h5"}
+#: The end of the location, and the package, of each format.
+FORMATS = {
+    "safetensors": (".safetensors", "safetensors"), "memmap": ("", "memmap"), "tdz": (".tdz", "memmap"),
+    "zarr": (".zarr", "zarr"), "hdf5": (".h5", "hdf5"), "parquet": (".parquet", "arrow"), "arrow": (".arrow", "arrow"),
+}  # fmt: skip
 
 
-def require(name: str) -> None:
-    """Skip the test without the package of a format."""
-    pytest.importorskip("td_memmap" if name in ("memmap", "tdz") else f"td_{name}")
+def require(name: str) -> str:
+    """Return the end of the location of a format; skip the test without its package."""
+    suffix, package = FORMATS[name]
+    pytest.importorskip(f"td_{package}", exc_type=ImportError)
+    return suffix
 
 
 def make_data(rows: int = 40) -> TensorDict:
@@ -40,8 +46,7 @@ def make_data(rows: int = 40) -> TensorDict:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_newcomer_saves_opens_and_trains(name: str, s3: Callable[..., Remote]) -> None:
-    require(name)
-    remote = s3(f"data{FORMATS[name]}")
+    remote = s3(f"data{require(name)}")
     url, data = remote.url, make_data()
     td_core.save(data, url)
     assert td_core.open(url)[[30, 3]]["n", "y"].tolist() == [30, 3]
@@ -89,12 +94,12 @@ def read_all(location: Remote, pipe: Any) -> None:
 def test_data_larger_than_memory_is_read_through_cut_connections(
     name: str, engine: Any, server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require(name)
+    suffix = require(name)
     pytest.importorskip("aiohttp" if engine == "fsspec" else "obstore")
     pytest.importorskip("td_data")
     y = torch.arange(1536)
     data = TensorDict({"x": y.float().view(-1, 1).expand(len(y), 1 << 15).contiguous(), "y": y}, [len(y)])
-    path, options = tmp_path / f"data{FORMATS[name]}", {"chunks": 16} if name == "zarr" else {}
+    path, options = tmp_path / f"data{suffix}", {"chunks": 16} if name == "zarr" else {}
     td_core.save(data, path, format=name, **options)
     for file in [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]:
         server.put(f"/{file.relative_to(tmp_path).as_posix()}", file.read_bytes())
@@ -129,17 +134,16 @@ def read_with_other_tool(name: str, url: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ["safetensors", "hdf5", "zarr"])
 def test_other_tool_reads_a_save(name: str, s3: Callable[..., Remote]) -> None:
-    require(name)
     pytest.importorskip("s3fs")
-    remote = s3(f"data{FORMATS[name]}")
+    remote = s3(f"data{require(name)}")
     td_core.save(make_data(), remote)
     assert read_with_other_tool(name, remote.url) == list(range(40))
 
 
 @pytest.mark.parametrize("name", ["safetensors", "hdf5"])
 def test_file_of_other_tool_is_read(name: str, s3: Callable[..., Remote], tmp_path: Path) -> None:
-    require(name)
-    path, remote = tmp_path / f"x{FORMATS[name]}", s3(f"x{FORMATS[name]}")
+    suffix = require(name)
+    path, remote = tmp_path / f"x{suffix}", s3(f"x{suffix}")
     if name == "hdf5":
         with pytest.importorskip("h5py").File(path, "w") as file:
             file["a"] = range(5)
