@@ -24,6 +24,7 @@ from ._process_engine import ProcessEngine, keep
 from ._reading import Reader, Task, WindowReader
 from ._samplers import RandomSampler, SequentialSampler
 from ._threads import ThreadEngine
+from ._views import Selected, as_view
 
 
 class Loader(Epochs):
@@ -35,7 +36,8 @@ class Loader(Epochs):
 
     Args:
         data: a view: a collection, ``Concat``, ``Slices``, ``Packed``, or any object with ``len()`` and
-            ``view[positions]``, which takes a vector of int64 and returns a batch.
+            ``view[positions]``, which takes a vector of int64 and returns a batch. A ``Subset`` or ``ConcatDataset`` of torch
+            is read as the rows of the view that it is made of.
         batch_size: rows of a batch on each rank.
         sampler: the order of the rows; by default their own order.
         shuffle: True for the order of ``RandomSampler(data, seed=seed)``.
@@ -88,7 +90,7 @@ class Loader(Epochs):
         world_size: int | None = None,
         progress: Progress = False,
     ) -> None:
-        split = Split(batch_size, drop_last, even, rank, world_size)
+        split, data = Split(batch_size, drop_last, even, rank, world_size), as_view(data)
         self._limit, self._seed = _check_view(data), check_seed(seed)
         super().__init__(_choose_sampler(data, sampler, shuffle, seed, self._limit), split)
         self._data, self._transform, self._timeout, self._progress = data, transform, timeout, progress
@@ -131,6 +133,15 @@ class Loader(Epochs):
         self._current = weakref.ref(batches)
         return batches
 
+    def __repr__(self) -> str:
+        """Return the number of rows, what they are, the batch size and the sampler."""
+        rows = "rows" if self._limit is None else f"{self._limit} rows"
+        data = self._data
+        while isinstance(data, Selected):
+            data = data.data
+        sizes = f"batch_size={self._split.batch_size}, sampler={type(self._sampler).__name__}"
+        return f"{type(self).__name__}({rows} of {type(data).__name__}, {sizes})"
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a saved position: the next iteration goes on there.
 
@@ -172,6 +183,8 @@ class Loader(Epochs):
 
 def _check_view(data: Any) -> int | None:
     """Return the length of a view, or None if it has none; TypeError if the object cannot be indexed."""
+    if isinstance(data, Selected):
+        _check_view(data.data)
     if isinstance(data, (list, tuple, Mapping)) and not is_tensor_collection(data):
         raise TypeError(
             f"a view is indexed by positions; a {type(data).__name__} is not: make it a collection or a tensor"

@@ -65,6 +65,11 @@ class Reader(Dataset[Any]):
             return copies.gather(view, task.positions)
         else:
             batch = view[task.positions]
+            if is_tensor_collection(batch) and not batch.batch_dims:
+                raise TypeError(
+                    f"a view takes a vector of positions; {type(view).__name__} returned one row: give the Loader the collection "
+                    "that it reads, or an object with view[positions]"
+                )
         batch = batch if self.transform is None else self._apply(self.transform, task.step, batch)
         return batch if copies is None else copies.stage(batch)
 

@@ -101,6 +101,13 @@ class ReplayBuffer:
         low, high = self._counters.read()
         return max(high - low, 0)
 
+    def __repr__(self) -> str:
+        """Return the number of rows, the capacity, the class of the storage, the batch size and the sampler."""
+        rows = "" if self.rows is None else f" of {type(self.rows).__name__}"
+        sampler = type(self._sampler)
+        drawn = "" if sampler is RingSampler else f", sampler={sampler.__name__}"
+        return f"{type(self).__name__}({len(self)} of {self.capacity} rows{rows}, batch_size={self.batch_size}{drawn})"
+
     @property
     def write_count(self) -> int:
         """Rows that were written since the start."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 
 from td_core import NO_DEFAULT, StructureError, is_tensor_collection
 from td_core.spi import check_rows
@@ -76,7 +77,7 @@ class Concat(View):
 
     def __init__(self, parts: Sequence[Any] | Mapping[str, Any]) -> None:
         self.names = list(parts) if isinstance(parts, Mapping) else None
-        self.parts = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
+        self.parts = list(map(as_view, parts.values() if isinstance(parts, Mapping) else parts))
         if not self.parts:
             raise ValueError("Concat needs one part or more")
         self.lengths = [len(part) for part in self.parts]
@@ -144,9 +145,34 @@ def set_entry(batch: Any, key: NestedKey, value: Tensor) -> None:
 
 def _find_rows(view: Any) -> Any:
     """Return the collection that a view gives rows of, or None for a user's view."""
-    while isinstance(view, (Concat, Slices, Packed)):
+    while isinstance(view, (Concat, Selected, Slices, Packed)):
         view = view.parts[0] if isinstance(view, Concat) else view.data
     return view if is_tensor_collection(view) else None
+
+
+class Selected(View):
+    """The rows of a view that a ``Subset`` of torch selects."""
+
+    def __init__(self, data: Any, indices: Sequence[int] | Tensor) -> None:
+        self.data, self.indices = as_view(data), torch.as_tensor(indices, dtype=torch.int64)
+        self._form = getattr(self.data, "_form", None)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def _read(self, positions: Tensor) -> Any:
+        return self.data[self.indices[positions]]
+
+    def at_epoch(self, epoch: int) -> Selected:
+        """Return the rows of an epoch."""
+        return Selected(self.data.at_epoch(epoch), self.indices) if hasattr(self.data, "at_epoch") else self
+
+
+def as_view(data: Any) -> Any:
+    """Return a view of what ``random_split`` of torch returns, or of several data sets as one; other data as it is."""
+    if type(data) is Subset:
+        return Selected(data.dataset, data.indices)
+    return Concat(data.datasets) if type(data) is ConcatDataset else data
 
 
 class Slices(View):
