@@ -109,7 +109,6 @@ def describe(root: Core) -> Description:
         row = encoded.nodes[item] if isinstance(item, int) else {}
         return [child for group in ("members", "entries") for _, child in reversed(row.get(group, []))]
 
-    types = _name_types(root)
     groups: dict[tuple[str, ...], list[int]] = {}
     values: dict[tuple[str, ...], DescriptionRow] = {}
     for item in expand([0], list_children):
@@ -117,7 +116,7 @@ def describe(root: Core) -> Description:
             groups.setdefault(paths[item[0]], []).append(item[0])
         elif (row := encoded.nodes[item])["values"]:
             shape = tuple(row["meta"].get("batch_size", ()))
-            name = types.get(nodes[item]) or row["kind"]
+            name = encoded.objects[item]._print_node().text or row["kind"]
             values[nodes[item]] = DescriptionRow(nodes[item], name, shape, 0, 0.0, "")
     sizes = [_count_bytes(leaf) for leaf in encoded.leaves]
     total = sum(sizes)
@@ -129,21 +128,6 @@ def describe(root: Core) -> Description:
         for key, places in groups.items()
     ]
     return Description(f"{type(root).__name__} {list(root.batch_size)}", (*rows, *values.values()), total)
-
-
-def _name_types(root: Core) -> dict[tuple[str, ...], str | None]:
-    """Return what the values at each key path are, as a printed collection shows it."""
-
-    def list_below(found: tuple[tuple[str, ...], Core]) -> list[tuple[tuple[str, ...], Core]]:
-        path, node = found
-        members = None if node._is_value else node._members_and_dim()
-        if members is not None:
-            return [(path, member) for member in members[0]]
-        entries = {} if node._is_value else dict(node._children())
-        return [((*path, key), child) for key, child in entries.items() if isinstance(child, Core)]
-
-    start: tuple[tuple[str, ...], Core] = (), root
-    return {path: node._print_node().text for path, node in expand([start], list_below) if node._is_value}
 
 
 def _leave_out_foreign(root: Core) -> Any:
