@@ -237,6 +237,10 @@ def load_memmap(
     returns an instance of that class. This works also if the save is a plain collection with those entries, and if
     the class was defined in ``__main__``, renamed or moved since.
 
+    Writes in place, as by ``set_``, ``update_`` or ``loaded[index] = row``, reach the files unless ``mode`` says otherwise. The
+    result is not locked: ``loaded[key] = value`` replaces an entry in memory, and leaves its file as it is; ``lock_()`` it
+    to make that an error.
+
     Args:
         prefix: directory or archive of the save; also a URL or an object store, whose leaves are read.
         device: copy every leaf to this device; None keeps them mapped; ``"meta"`` reads no leaf.
