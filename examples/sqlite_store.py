@@ -95,7 +95,7 @@ def main() -> None:
 
     data = TensorDict({"a": torch.arange(12.0).view(6, 2), "n": {"b": torch.arange(6)}}, [6])
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("safetensors", "memmap", "hdf5", "zarr"):
+        for name in ("safetensors", "memmap", "hdf5", "zarr", "parquet", "arrow"):
             store = SqliteStore(f"{folder}/objects.sqlite", f"data.{name}")
             td_core.save(data, store, format=name)
             print(name, td_core.open(store)[[4, 1]]["n", "b"].tolist())

@@ -62,13 +62,17 @@ def test_store_has_at_most_sixty_lines() -> None:
         ("td_memmap", "memmap", {"archive": True}),
         ("td_hdf5", "hdf5", {}),
         ("td_zarr", "zarr", {"chunks": 2}),
+        ("td_arrow", "parquet", {"row_group_size": 4}),
+        ("td_arrow", "parquet", {"max_rows_per_file": 4}),
+        ("td_arrow", "arrow", {}),
+        ("td_arrow", "arrow", {"batch_rows": 4}),
     ],
     ids=str,
 )
 def test_every_format_works_on_store(
     package: str, name: str, options: Any, module: Any, tmp_path: Path
 ) -> None:
-    pytest.importorskip(package)
+    pytest.importorskip(package, exc_type=ImportError)
     data = TensorDict({"a": torch.arange(12.0).view(6, 2), "n": {"b": torch.arange(6)}}, [6])
     store = module.SqliteStore(str(tmp_path / "objects.sqlite"), "data")
     td_core.save(data, store, format=name, **options)
@@ -79,10 +83,10 @@ def test_every_format_works_on_store(
 
 
 def test_example_prints_rows_of_each_format() -> None:
-    for package in ("td_safetensors", "td_memmap", "td_hdf5", "td_zarr"):
-        pytest.importorskip(package)
+    for package in ("td_safetensors", "td_memmap", "td_hdf5", "td_zarr", "td_arrow"):
+        pytest.importorskip(package, exc_type=ImportError)
     done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [
-        f"{name} [4, 1]" for name in ("safetensors", "memmap", "hdf5", "zarr")
+        f"{name} [4, 1]" for name in ("safetensors", "memmap", "hdf5", "zarr", "parquet", "arrow")
     ]

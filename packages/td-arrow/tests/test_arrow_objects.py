@@ -6,8 +6,9 @@ import io
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,9 +16,12 @@ import torch
 pa = pytest.importorskip("pyarrow")
 
 import td_core  # noqa: E402
+from td_arrow.plugin import ArrowFormat, ParquetFormat  # noqa: E402
 from td_core import FormatError, TensorDict, UnsupportedOperationError  # noqa: E402
-from td_core.typing import Range  # noqa: E402
-from td_store.testing import MemoryStore  # noqa: E402
+from td_core.spi import Serializer  # noqa: E402
+from td_core.testing import SerializerTests  # noqa: E402
+from td_core.typing import ObjectLocation, Range  # noqa: E402
+from td_store.testing import MemorySource, MemoryStore, OpenTests, SourceTests  # noqa: E402
 
 SAVES: dict[str, tuple[str, dict[str, Any]]] = {
     "parquet": ("parquet", {"row_group_size": 500}),
@@ -223,6 +227,13 @@ def test_parts_open_with_ends_of_all_files() -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet parts", "arrow parts"])
+def test_parts_are_recognised_by_their_first_one(name: str) -> None:
+    store = save(name, MemoryStore({}, "s3://bucket/some/table"))
+    assert (td_core.load(store) == make_data()).all()
+    assert ("stat", ObjectLocation.MARKS) in store.log
+
+
+@pytest.mark.parametrize("name", ["parquet parts", "arrow parts"])
 def test_append_adds_one_part(name: str) -> None:
     data, store = make_data(), save(name)
     td_core.append(data[:3], store)
@@ -307,3 +318,77 @@ def test_refused_operation_sends_no_request(call: Any, message: str) -> None:
 def test_append_to_one_object_is_refused() -> None:
     with pytest.raises(UnsupportedOperationError, match="which is one file: save with max_rows_per_file"):
         td_core.append(make_data(), save("parquet"))
+
+
+class InStore(SerializerTests):
+    """The suite of formats, in a store for each name."""
+
+    name: ClassVar[str]
+    modes = ("r", "c")
+    refused = ("create", "append")
+
+    def serializer(self) -> Serializer:
+        return ParquetFormat() if self.name == "parquet" else ArrowFormat()
+
+    def location(self, folder: Path, name: str = "x") -> Any:
+        stores = self.__dict__.setdefault("stores", {})
+        return stores.setdefault((folder, name), MemoryStore({}, f"s3://bucket/{name}.{self.name}"))
+
+    def damage(self, path: Any) -> Iterator[str]:
+        """Truncate the object."""
+        content, stamp = path._objects[""]
+        for size in sorted({0, 1, len(content) // 2, len(content) - 1}):
+            path._objects[""] = content[:size], stamp
+            yield f"truncated to {size} of {len(content)} bytes"
+        path._objects[""] = content, stamp
+
+
+@pytest.mark.filterwarnings("ignore:.* are gone:UserWarning")
+class TestParquetInStore(InStore):
+    name = "parquet"
+
+
+@pytest.mark.filterwarnings("ignore:.* are gone:UserWarning")
+class TestArrowInStore(InStore):
+    name = "arrow"
+
+
+class _Opened(OpenTests):
+    """The suite of opened collections, in a store."""
+
+    options: ClassVar[dict[str, Any]]
+    name: ClassVar[str] = "arrow"
+
+    def open(self, data: TensorDict, folder: Path) -> Any:
+        store = MemoryStore({}, f"s3://bucket/x.{self.name}")
+        td_core.save(data, store, format=self.name, **self.options)
+        return td_core.open(store, mode="c").unlock_()
+
+
+class TestOpenParquetInStore(_Opened):
+    name, options = "parquet", {"row_group_size": 2}
+
+
+class TestOpenRangesInStore(_Opened):
+    options: ClassVar = {}
+
+
+class TestOpenBatchesInStore(_Opened):
+    options: ClassVar = {"batch_rows": 2, "compression": "zstd"}
+
+
+class TestRangesInStore(SourceTests):
+    """The suite of sources, of a leaf whose rows are ranges."""
+
+    is_shared = False
+    dtypes: ClassVar = [
+        dtype for dtype in SourceTests.dtypes if dtype != torch.bool
+    ]  # bools are bits in Arrow
+
+    def make(self, array: torch.Tensor, folder: Path) -> Any:
+        if not array.ndim or not array.numel():  # these are in the header
+            return MemorySource(array)
+        store = MemoryStore({}, "s3://bucket/x.arrow")
+        td_core.save(TensorDict({"a": array}, [len(array)]), store, format="arrow")
+        leaf: Any = td_core.open(store, mode="c")["a"]
+        return leaf.source

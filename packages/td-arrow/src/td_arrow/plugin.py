@@ -40,8 +40,10 @@ class _TableFormat(Serializer):
         if isinstance(location, str):
             return location.endswith(self.suffixes)
         if isinstance(location, ObjectLocation):
+            if head:
+                return head.startswith(self.head)
             is_named = location.where.lower().rstrip("/").endswith(self.suffixes)
-            return head.startswith(self.head) or (not head and is_named and not location.marks)
+            return f"part-00000.{self.name}" in location.marks or (is_named and not location.marks)
         if not isinstance(location, Path):
             return _read_head(location, len(self.head)) == self.head
         if head or not location.is_dir():

@@ -258,7 +258,10 @@ class ObjectLocation:
     #: Suffixes of files that have their directory at the end, which is read together with the beginning.
     ENDS: Final = (".tdz", ".zip", ".parquet", ".pq", ".arrow", ".feather", ".ipc")
     #: Names of objects that trees have: if the location is not an object, one request looks for all of them.
-    MARKS: Final = ("meta.json", "zarr.json", ".zgroup", "model.safetensors.index.json", "model.safetensors")
+    MARKS: Final = (
+        "meta.json", "zarr.json", ".zgroup", "model.safetensors.index.json", "model.safetensors", "part-00000.parquet",
+        "part-00000.arrow",
+    )  # fmt: skip
 
     def __init__(
         self,
