@@ -332,7 +332,7 @@ def test_scripts_that_the_server_forbids_are_not_used(
         return self.execute_command("NO_SUCH_COMMAND")
 
     opened = reopen(store, location)
-    monkeypatch.setattr(redis.client.Pipeline, "eval", refuse)
+    monkeypatch.setattr(redis.Redis, "eval", refuse)
     assert opened[[3, 0, 1]]["a"].tolist() == make_data()["a"][[3, 0, 1]].tolist()
     assert not opened["a"].source.connection.scripts
     opened[[3, 0, 2]] = opened[[0, 0, 0]]

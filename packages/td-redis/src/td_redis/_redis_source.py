@@ -34,14 +34,19 @@ _ERRORS: tuple[tuple[Any, type[OSError]], ...] = (
     (redis.ConnectionError, ConnectionError),
     (redis.RedisError, OSError),
 )
-#: Reads parts of one string.
+#: Reads parts of several strings at one moment, and returns them after the number of writes and the stamp of each.
 _SCRIPT = """
-local found, last, count = {}, tonumber(ARGV[1]) - 1, 0
-for start in string.gmatch(ARGV[2], '%d+') do
-  count = count + 1
-  found[count] = redis.call('GETRANGE', KEYS[1], start, start + last)
+local found = {redis.call('GET', KEYS[1])}
+for i = 3, #KEYS do
+  local parts, count, last = {}, 0, tonumber(ARGV[3 * i - 7]) - 1
+  for start in string.gmatch(ARGV[3 * i - 6], '%d+') do
+    count = count + 1
+    parts[count] = redis.call('GETRANGE', KEYS[i], start, start + last)
+  end
+  found[2 * i - 4] = redis.call('HGET', KEYS[2], ARGV[3 * i - 8])
+  found[2 * i - 3] = table.concat(parts)
 end
-return table.concat(found)
+return found
 """
 
 
@@ -201,7 +206,7 @@ class RedisSource:
         offsets = torch.tensor([first], device="cpu")
         for i, item in enumerate(index[:dim]):
             row = math.prod(self.shape[i + 1 :]) * self.dtype.itemsize
-            at = torch.arange(self.shape[i], device="cpu")[item]
+            at = torch.arange(self.shape[i], device="cpu")[item] if isinstance(item, slice) else item
             offsets = (offsets[:, None] + at * row).view(-1)
         return Runs(self, size, offsets.tolist(), data)
 
@@ -278,36 +283,46 @@ def _read_runs(todo: Sequence[Runs]) -> list[bytearray]:
 def _read_batch(batch: Sequence[Runs], client: Any) -> tuple[object, list[bytes]]:
     """Return the number of writes so far, and the bytes of each part."""
     connection = batch[0].source.connection
-    with client.pipeline() as pipe:
-        pipe.get(connection.key("gen"))
-        pipe.hmget(connection.key("stamps"), [runs.source.name for runs in batch])
-        for source, size, offsets, _ in batch:
-            key = connection.key("d", source.name)
-            if connection.scripts and len(offsets) > 1:
-                pipe.eval(_SCRIPT, 1, key, size, ",".join(map(str, offsets)))
-            else:
-                for offset in offsets:
-                    pipe.getrange(key, offset, offset + size - 1)
+    if connection.scripts and any(len(runs.offsets) > 1 for runs in batch):
         try:
-            generation, stamps, *found = pipe.execute()
+            generation, stamps, parts = _run_script(connection, batch, client)
         except redis.ResponseError as error:
             refused = isinstance(error, redis.exceptions.NoPermissionError) or "unknown command" in str(error)
-            if not (refused and connection.scripts):
+            if not refused:
                 raise
             connection.scripts = False
             return _read_batch(batch, client)
+    else:
+        generation, stamps, parts = _run_commands(connection, batch, client)
     _check_stamps(batch, stamps)
-    parts = []
-    for source, size, offsets, _ in batch:
-        count = 1 if connection.scripts else len(offsets)
-        parts.append(b"".join(found[:count]))
-        del found[:count]
-        if len(parts[-1]) != size * len(offsets):
+    for (source, size, offsets, _), part in zip(batch, parts):
+        if len(part) != size * len(offsets):
             where = f"{connection.where}: the array {source.name!r}"
             raise FormatError(
                 f"{where} has fewer bytes than its shape {list(source.shape)} and {source.dtype}"
             )
     return generation, parts
+
+
+def _run_script(connection: Connection, batch: Sequence[Runs], client: Any) -> tuple[object, Any, Any]:
+    keys, rest = [connection.key("gen"), connection.key("stamps")], list[object]()
+    for source, size, offsets, _ in batch:
+        keys.append(connection.key("d", source.name))
+        rest += source.name, size, ",".join(map(str, offsets))
+    generation, *found = client.eval(_SCRIPT, len(keys), *keys, *rest)
+    return generation, found[::2], found[1::2]
+
+
+def _run_commands(connection: Connection, batch: Sequence[Runs], client: Any) -> tuple[object, Any, Any]:
+    with client.pipeline() as pipe:
+        pipe.get(connection.key("gen"))
+        pipe.hmget(connection.key("stamps"), [runs.source.name for runs in batch])
+        for source, size, offsets, _ in batch:
+            for offset in offsets:
+                pipe.getrange(connection.key("d", source.name), offset, offset + size - 1)
+        generation, stamps, *found = pipe.execute()
+    ranges = iter(found)
+    return generation, stamps, [b"".join(next(ranges) for _ in runs.offsets) for runs in batch]
 
 
 def write_runs(todo: Sequence[Runs]) -> None:

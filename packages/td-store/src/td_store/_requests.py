@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +44,8 @@ class Request(NamedTuple):
     finish: Callable[[Tensor], Tensor] = Tensor.contiguous
 
 
-class Points(NamedTuple):
+@dataclass(frozen=True)
+class Points:
     """An index of tensors in normal form.
 
     Attributes:
@@ -61,6 +64,12 @@ class Points(NamedTuple):
         """Return the sizes of the result before and after the indexed shape, for a view of this size."""
         rest = [n for dim, n in enumerate(size) if dim not in self.dims]
         return rest[: self.place], rest[self.place :]
+
+    @cached_property
+    def distinct(self) -> tuple[Tensor, Tensor | None, slice | Tensor]:
+        """The distinct positions along the first dim in increasing order, where each one went, and their index."""
+        positions, order = _sort_positions(self.positions[0])
+        return positions, order, _as_slice(positions)
 
 
 def find_points(size: Sequence[int], indices: Sequence[Tensor | None]) -> Points:
@@ -237,9 +246,9 @@ def _find_increasing(view: StoredLeaf, points: Points) -> tuple[Request, int, Te
     start, step = block.part[owner].start, step // strides[owner]
     if start + (n - 1) * step >= shape[owner]:
         return None
-    positions, order = _sort_positions(points.positions[0])
+    positions, order, rows = points.distinct
     index: list[slice | Tensor] = list(block.part)
-    index[owner] = _as_slice(start + positions * step)
+    index[owner] = rows if (start, step) == (0, 1) else _as_slice(start + positions * step)
     size.insert(dim, len(positions))
     places = (*block.places[:dim], (owner, 1), *block.places[dim:])
     block = block._replace(places=places)

@@ -20,7 +20,16 @@ from td_core.typing import DeviceType, Source, SourceIndex
 
 from ._blocks import find_row_blocks
 from ._modes import WRAPPERS, RefusingSource, unwrap
-from ._requests import Request, fetch, find_points, request_points, request_view, write_points, write_view
+from ._requests import (
+    Points,
+    Request,
+    fetch,
+    find_points,
+    request_points,
+    request_view,
+    write_points,
+    write_view,
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -45,11 +54,11 @@ def as_memory(leaves: Sequence[object]) -> list[Tensor]:
 
 def index_together(node: Any, plan: Any) -> object:
     """Apply an index plan with positions to a node, and read the rows of all stored leaves together."""
-    before, _TOGETHER.is_on = _TOGETHER.is_on, True
+    before, _TOGETHER.points = _TOGETHER.points, {}
     try:
         result = node._transform(plan)
     finally:
-        _TOGETHER.is_on = before
+        _TOGETHER.points = before
     leaves = result._leaves()
     postponed = [leaf for leaf in leaves if isinstance(leaf, StoredTensor) and isinstance(leaf.source, Rows)]
     if not postponed:
@@ -237,9 +246,9 @@ class Rows(RefusingSource):
 
 
 class _Together(threading.local):
-    """Whether this thread postpones reads of rows."""
+    """The indices that this thread has converted, by position and size, while it postpones reads of rows; or None."""
 
-    is_on = False
+    points: dict[tuple[int, int], tuple[Tensor, Points]] | None = None
 
 
 _TOGETHER = _Together()
@@ -354,15 +363,29 @@ def _index(func: Operation, view: Tensor, indices: Sequence[Tensor | None]) -> T
     mapped = _find_mapped(view)
     if mapped is not None:
         return _to_device(view, func(mapped, indices))
-    points = find_points(view.shape, indices)
+    points = _find_points(view.shape, indices)
     before, after = points.split(view.shape)
     size = (*before, *points.shape, *after)
     if not view.numel() or 0 in points.shape:
         return torch.empty(size, dtype=view.dtype, device=view.device)
     request = request_points(view, points)
-    if _TOGETHER.is_on and not view.requires_grad:
+    if _TOGETHER.points is not None and not view.requires_grad:
         return StoredTensor(Rows(request, size, view.dtype), view.device)
     return _to_device(view, _finish([request])[0])
+
+
+def _find_points(size: Sequence[int], indices: Sequence[Tensor | None]) -> Points:
+    """Convert an index to positions; once for rows of several leaves."""
+    rows = indices[0]
+    if _TOGETHER.points is None or rows is None or len(indices) > 1 or rows.dtype is not torch.int64:
+        return find_points(size, indices)
+    key = id(rows), size[0]
+    if key not in _TOGETHER.points:
+        _TOGETHER.points[key] = (
+            rows,
+            find_points(size, indices),
+        )  # the id is of no other tensor while this one lives
+    return _TOGETHER.points[key][1]
 
 
 def _find_mapped(view: StoredTensor) -> Tensor | None:
