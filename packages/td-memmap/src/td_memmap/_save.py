@@ -393,8 +393,11 @@ def finish(
 
 def put_leaves(tree: TensorCollection, mapped: dict[int, Tensor]) -> TensorCollection:
     """Return the collection with other leaves, by ``id``; parameters remain parameters, unless for tensordict's programs."""
-    relocate = TensorCollection._map if RULES.follows_tensordict else map_in_roles
-    return relocate(tree, lambda leaf: mapped[id(leaf)])
+
+    def relocate(leaf: Tensor) -> Tensor:
+        return mapped[id(leaf)]
+
+    return tree._map(relocate) if RULES.follows_tensordict else map_in_roles(tree, relocate)
 
 
 def _split_shared_nodes(tree: TensorCollection) -> None:
