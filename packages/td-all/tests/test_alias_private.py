@@ -295,7 +295,7 @@ def test_private_members_exist_under_the_alias_only():
     code = """
 import td
 names = ("_fast_apply", "_apply_nest", "_get_str", "_set_str", "_get_sub_tensordict", "_stack_onto_", "_sync_all",
-         "_has_names", "_td_dim_names", "_new_unsafe", "_has_exclusive_keys", "_from_tensordict", "_param_td")
+         "_has_names", "_td_dim_names", "_new_unsafe", "_has_exclusive_keys", "_from_tensordict", "_param_td", "_consolidated")
 classes = (td.TensorDict, td.LazyStackedTensorDict, td.TensorClass, td.NonTensorData, td.TensorDictParams)
 print([name for name in names for cls in classes if hasattr(cls, name)])
 print(issubclass(td.NonTensorStack, td.LazyStackedTensorDict), issubclass(td.TensorDict, __import__("typing").Mapping))

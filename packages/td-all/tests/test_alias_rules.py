@@ -170,3 +170,38 @@ except TypeError as error:
         "['more', 'obs', 'reward'] [0.0]",
         f"from_schema(storage={storage!r}) needs filename=, the file to create",
     ]
+
+
+def test_uneven_stacks_are_mapped_member_by_member(tmp_path):
+    code = """
+members = [TensorDict(a=torch.ones(4, 2), b=torch.ones(1)), TensorDict(a=torch.ones(3, 2), c={"d": torch.ones(2)})]
+stack = lazy_stack(members)
+for i, data in enumerate((stack, stack.expand(3, 2), TensorDict(x=stack, batch_size=[2])["x"])):
+    for saved in (data.memmap(f"one{i}"), data.memmap_like(f"two{i}"), data.memmap(), data.clone().memmap_()):
+        print([(sorted(m.keys()), m["a"].shape[-2], type(m["a"]).__name__) for m in saved.tensordicts])
+params = TensorDictParams(TensorDict(w=torch.ones(2)))
+print(type(params.memmap()).__name__, type(TensorDict(p=params).memmap()["p"]).__name__)
+"""
+    row = "[(['a', 'b'], 4, 'MemoryMappedTensor'), (['a', 'c'], 3, 'MemoryMappedTensor')]"
+    *rows, last = run(code, tmp_path).splitlines()
+    assert rows == [row] * 12
+    assert last.split()[0] == "TensorDict"
+
+
+def test_structure_of_consolidated_collection_can_be_read_and_changed(tmp_path):
+    code = """
+data = TensorDict(a=torch.zeros(2), n={"b": torch.ones(3)}).consolidate()
+held = data._consolidated
+_, shape, start, stop, _ = held["metadata"]["n"]["leaves"]["b"]
+held["storage"][start:stop].view(torch.float32)[: shape[0]] = 2
+print(data["n", "b"].tolist(), data._consolidated["metadata"] is held["metadata"])
+held["metadata"]["n"] = None
+print(data._consolidated["metadata"]["n"], [hasattr(x, "_consolidated") for x in (data.clone(), TensorDict(), data[...])])
+data._consolidated = {"metadata": {}}
+print(data._consolidated, data.is_consolidated())
+"""
+    assert run(code, tmp_path).splitlines() == [
+        "[2.0, 2.0, 2.0] True",
+        "None [False, False, False]",
+        "{'metadata': {}} True",
+    ]

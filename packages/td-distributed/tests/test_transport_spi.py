@@ -11,7 +11,7 @@ import torch
 from td_core import TensorDict, lazy_stack
 from td_core.errors import FormatError, StructureError
 from td_core.testing import assert_same
-from td_distributed import spi
+from td_distributed import spi, storage_of
 
 TREES: dict[str, Any] = {
     "nested": TensorDict({"a": torch.arange(6).view(3, 2), "n": {"b": torch.ones(3)}}, [3], names=["time"]),
@@ -92,3 +92,31 @@ def test_payload_of_another_form_raises() -> None:
 def test_pack_refuses_what_no_message_holds() -> None:
     with pytest.raises(StructureError, match="'a'"):
         spi.pack(TensorDict({"a": torch.eye(3).to_sparse()}))
+
+
+@pytest.mark.parametrize("name", ["nested", "uneven", "zero_size", "dtypes", "expanded", "consolidated"])
+def test_describe_storage_locates_each_leaf(name: str) -> None:
+    data = TREES[name].consolidate()
+    storage = storage_of(data)
+
+    def compare(level: dict[str, Any], node: Any) -> None:
+        members = getattr(node, "tensordicts", None)
+        entries = dict(node.items()) if members is None else {str(i): item for i, item in enumerate(members)}
+        for key, (dtype, shape, start, stop, pad) in level["leaves"].items():
+            leaf = entries.pop(key)
+            assert (dtype, shape) == (str(leaf.dtype), list(leaf.shape))
+            assert stop - pad - start == leaf.numel() * leaf.itemsize
+            assert torch.equal(storage[start : stop - pad].view(leaf.dtype).view(shape), leaf)
+        for key, child in entries.items():
+            compare(level[key], child)
+
+    compare(spi.describe_storage(data), data)
+
+
+def test_describe_storage_refuses_what_has_no_places() -> None:
+    with pytest.raises(StructureError, match="is not consolidated"):
+        spi.describe_storage(TensorDict({"a": torch.zeros(2)}))
+    with pytest.raises(StructureError, match="meta device"):
+        spi.describe_storage(TensorDict({"a": torch.zeros(2, device="meta")}).consolidate())
+    with pytest.raises(StructureError, match=r"plain form .* cannot hold: pack\(\) can send it"):
+        spi.describe_storage(TensorDict({"leaves": {"a": torch.zeros(2)}}).consolidate())

@@ -12,13 +12,16 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import td
 import td_core
+import td_distributed
 import td_tensorclass
 from td_core import TensorCollection
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import pytree
+from td_distributed.spi import describe_storage
 
 __all__ = ["add_private_members"]
 
@@ -260,6 +263,28 @@ def get_parameters(self: Any) -> object:
     return self._inner()
 
 
+#: The structures of consolidated collections, and what programs have put in their place, by storage.
+_STRUCTURES = WeakTensorKeyDictionary()
+_ASSIGNED = WeakTensorKeyDictionary()
+
+
+def get_consolidated(self: td.TensorCollection) -> object:
+    """Return the storage and the structure of a consolidated collection; programs read and change the structure."""
+    if not self.is_consolidated():
+        raise AttributeError(f"this {type(self).__name__} is not consolidated")
+    storage = td_distributed.storage_of(self)
+    if storage in _ASSIGNED:
+        return _ASSIGNED[storage]
+    if storage not in _STRUCTURES:
+        _STRUCTURES[storage] = describe_storage(self)
+    return {"storage": storage, "metadata": _STRUCTURES[storage]}
+
+
+def set_consolidated(self: td.TensorCollection, value: object) -> None:
+    """Put another value in place of the structure of a consolidated collection."""
+    _ASSIGNED[td_distributed.storage_of(self)] = value
+
+
 def _create_stored(make: Callable[..., object]) -> Any:
     """Make ``from_schema`` create the files of tensordict's storages, and return them opened for writing."""
 
@@ -333,6 +358,7 @@ MEMBERS: dict[str, object] = {
     "asend": _refuse_transport("asend", "isend(return_early=True)"),
     "arecv": _refuse_transport("arecv", "irecv(return_premature=True)"),
     "_apply_nest": apply,
+    "_consolidated": property(get_consolidated, set_consolidated),
     "_fast_apply": fast_apply,
     "_get_str": get_entry,
     "_set_str": set_entry,

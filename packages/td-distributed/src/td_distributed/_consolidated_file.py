@@ -103,6 +103,14 @@ def make_trailer(
     return text + len(text).to_bytes(8, "little", signed=True)
 
 
+def describe_plainly(tree: Node, encoded: Encoded, layout: Layout) -> Level | None:
+    """Return the structure in the plain form, which tensordict reads; None if that is impossible."""
+    try:
+        return _plain(tree, encoded, layout)
+    except NotRepresentableError:
+        return None
+
+
 def as_json(table: object, nodes: list[_key_paths.Row]) -> str:
     """Encode a table of nodes as JSON; raise CodecError with the key path if the header of a node is not JSON."""
     try:

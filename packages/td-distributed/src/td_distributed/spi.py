@@ -15,17 +15,18 @@ tensor([1., 1.])
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from td_core import TensorCollection
-from td_core.errors import FormatError
+from td_core.errors import FormatError, StructureError
 
-from . import _wire
+from . import _consolidated_file, _wire
+from ._consolidated_backend import ConsolidatedBackend, get_backend, storage_of
 
-__all__ = ["VERSION", "pack", "payload_size", "unpack"]
+__all__ = ["VERSION", "describe_storage", "pack", "payload_size", "unpack"]
 
 #: Version of this interface, and of the headers, which begin with it.
 VERSION = 1
@@ -81,6 +82,30 @@ def unpack(header: bytes, payload: Tensor) -> Any:
             f"the header of a message is damaged: its leaves take {message.layout.nbytes} bytes, not {size}"
         )
     return _wire.assemble(message, payload.contiguous())
+
+
+def describe_storage(data: TensorCollection) -> dict[str, Any]:
+    """Return the structure of a consolidated collection, with the place of each leaf in its storage.
+
+    It has the form that consolidated files share with tensordict: an object per node, in which ``"leaves"`` lists the dtype,
+    shape, first byte, end and padding of each leaf.
+
+    Raises:
+        StructureError: the collection is not consolidated, or that form cannot describe it.
+
+    >>> describe_storage(TensorDict({"a": torch.zeros(3)}).consolidate())["leaves"]
+    {'a': ['torch.float32', [3], 0, 12, 0]}
+    """
+    storage_of(data)  # raises the error of a collection that is not consolidated
+    taken = cast(ConsolidatedBackend, get_backend(data)).encode_cached(data)
+    if taken.layout is None:
+        raise StructureError("leaves on the meta device have no place in a storage")
+    structure = _consolidated_file.describe_plainly(data, taken.encoded, taken.layout)
+    if structure is None:
+        raise StructureError(
+            "this collection has keys, values or leaves that the plain form of consolidated files cannot hold: pack() can send it"
+        )
+    return structure
 
 
 def _read_front(header: bytes) -> tuple[int, bytes]:
