@@ -109,7 +109,8 @@ def cat(input: Iterable[ItemT], dim: int | str = 0, *, out: Any = None) -> ItemT
         return torch.cat(_check_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value, arg-type]
     sizes = _get_batch_sizes(items, "concatenate")
     size = sizes[0]
-    position = wrap_dim(find_dims(items[0], "cat", dim), len(size), "cat: dim")
+    place = dim if type(dim) is int else find_dims(items[0], "cat", dim)
+    position = wrap_dim(place, len(size), "cat: dim")
     if sizes != [size] * len(sizes):
         before, behind = size[:position], size[position + 1 :]
         for i, other in enumerate(sizes):

@@ -441,9 +441,10 @@ def parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
 
 def parse_dim(node: Core, name: str, dim: object) -> int:
     """Convert a dim or its name to a non-negative batch dim."""
-    dim = as_int(find_dims(node, name, dim))
-    if not isinstance(dim, int):
-        raise TypeError(f"{name}: dim is an int, a name of a dim, or 'feature'; got {dim!r}")
+    if type(dim) is not int:
+        dim = as_int(find_dims(node, name, dim))
+        if not isinstance(dim, int):
+            raise TypeError(f"{name}: dim is an int, a name of a dim, or 'feature'; got {dim!r}")
     return wrap_dim(dim, len(node.batch_size))
 
 

@@ -166,5 +166,5 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(5)}, [5]).narrow(0, 1, 3)["a"]
         tensor([1, 2, 3])
         """
-        place = find_dims(self, "narrow", dim)
+        place = dim if type(dim) is int else find_dims(self, "narrow", dim)
         return self._transform(elements.narrow_plan(self.batch_size, place, start, length))

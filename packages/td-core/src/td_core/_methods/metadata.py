@@ -56,9 +56,9 @@ class MetadataMixin(Core):
         >>> TensorDict(batch_size=[3, 4]).size(-1)
         4
         """
-        if dim is None:
-            return self.batch_size
-        return self.batch_size[wrap_dim(find_dims(self, "size", dim), len(self.batch_size), "size: a dim")]
+        place = dim if type(dim) is int else find_dims(self, "size", dim)
+        size = self.batch_size
+        return size if place is None else size[wrap_dim(place, len(size), "size: a dim")]
 
     @property
     def batch_dims(self) -> int:

@@ -20,7 +20,6 @@ from .._functions.reductions import (
     reduce_bools,
     reduce_by_logsumexp,
 )
-from .._torch.dtypes import as_dtype
 from .._tree.node import Core
 from ..typing import DtypeLike
 
@@ -121,4 +120,4 @@ class ReductionMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).softmax(0)["a"]
         tensor([0.5000, 0.5000])
         """
-        return apply_along(self, "softmax", dim, dtype=as_dtype(dtype))
+        return apply_along(self, "softmax", dim, dtype=dtype)

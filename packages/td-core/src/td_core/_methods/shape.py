@@ -109,9 +109,14 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten()["a"].shape
         torch.Size([6, 4])
         """
-        given = 0 if start_dim is None else start_dim, -1 if end_dim is None else end_dim
-        result = self._transform(shapes.flatten_plan(self.batch_size, *find_dims(self, "flatten", given)))
-        return finish_reshape(self, result, "flatten", inplace)
+        if type(start_dim) is str or type(end_dim) is str:
+            start_dim, end_dim = find_dims(self, "flatten", (start_dim, end_dim))
+        return finish_reshape(
+            self,
+            self._transform(shapes.flatten_plan(self.batch_size, start_dim, end_dim)),
+            "flatten",
+            inplace,
+        )
 
     def unflatten(self, dim: int | str, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
         """Split one batch dim into several.
@@ -130,7 +135,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, 3))["a"].shape
         torch.Size([2, 3, 4])
         """
-        place = find_dims(self, "unflatten", dim)
+        place = dim if type(dim) is int else find_dims(self, "unflatten", dim)
         result = self._transform(shapes.unflatten_plan(self.batch_size, place, unflattened_size))
         return finish_reshape(self, result, "unflatten", inplace)
 
@@ -148,7 +153,8 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
         torch.Size([3, 1])
         """
-        result = self._transform(shapes.squeeze_plan(self.batch_size, find_dims(self, "squeeze", dim)))
+        place = dim if dim is None or type(dim) is int else find_dims(self, "squeeze", dim)
+        result = self._transform(shapes.squeeze_plan(self.batch_size, place))
         return write_back_on_exit(result, self, write_reshaped)
 
     def unsqueeze(self, dim: int) -> Self:
@@ -183,7 +189,8 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
         torch.Size([3, 2, 4])
         """
-        order = parse_order(self, args, dims)
+        is_parsed = self._names is None and dims is None and len(args) > 1 and type(args[0]) is int
+        order = args if is_parsed else parse_order(self, args, dims)
         return apply_permutation(self, shapes.permute_plan(self.batch_size, order))
 
     def transpose(self, dim0: int | str, dim1: int | str) -> Self:
@@ -222,7 +229,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
         torch.Size([3, 4, 2])
         """
-        place = find_dims(self, "movedim", source)
+        place = source if type(source) is int else find_dims(self, "movedim", source)
         return apply_permutation(self, shapes.movedim_plan(self.batch_size, place, destination))
 
     moveaxis = movedim
@@ -295,7 +302,7 @@ class ShapeMixin(Core):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(5)}, [5]).chunk(2)]
         [tensor([0, 1, 2]), tensor([3, 4])]
         """
-        place = find_dims(self, "chunk", dim)
+        place = dim if type(dim) is int else find_dims(self, "chunk", dim)
         return self._transform_multi(shapes.chunk_plan(self.batch_size, chunks, place))
 
     def tensor_split(
@@ -310,7 +317,7 @@ class ShapeMixin(Core):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).tensor_split([1])]
         [tensor([0]), tensor([1, 2])]
         """
-        place = find_dims(self, "tensor_split", dim)
+        place = dim if type(dim) is int else find_dims(self, "tensor_split", dim)
         return self._transform_multi(shapes.tensor_split_plan(self.batch_size, indices_or_sections, place))
 
     def unbind(self, dim: int | str) -> tuple[Self, ...]:

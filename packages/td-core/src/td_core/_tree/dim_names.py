@@ -38,14 +38,19 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
     return result if provided else None
 
 
+_PLACES = frozenset({int})
+
+
 def find_dims(node: Core, what: str, dims: Any) -> Any:
     """Return one or several dims of an operation ``what`` with the position of each name in its place."""
+    if type(dims) is int:
+        return dims
     if isinstance(dims, str):
         names = node._names or ()
         if dims not in names:
             raise DimNamesError(f"{what}: no batch dim is named {dims!r}; the names are {list(names)}")
         return names.index(dims)
-    if isinstance(dims, (tuple, list)) and not {str, tuple, list}.isdisjoint(map(type, dims)):
+    if isinstance(dims, (tuple, list)) and not _PLACES.issuperset(map(type, dims)):
         return tuple([find_dims(node, what, dim) for dim in dims])
     return dims
 
