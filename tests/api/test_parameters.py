@@ -87,6 +87,7 @@ def make_names(folder: Path) -> dict[str, Any]:
         "bools": make({"a": torch.tensor([True, False]), "b": torch.tensor([True, True])}, [2]),
         "wide": make({"a": torch.ones(3, 2), "b": torch.zeros(3, 2)}, [3]),
         "reverse": make({"b": torch.ones(3), "a": torch.arange(3.0)}, [3]),
+        "gaps": make({"a": torch.tensor([torch.inf, -torch.inf])}, [2]),
         "falling": make({"a": torch.tensor([3.0, 1.0, 2.0])}, [3]),
         "locked": make({"a": torch.ones(3)}, [3]).lock_(),
         "squares": make({"a": weight * weight}, [3]), "roots": make({"a": weight}, [3]), "trained": trained,

@@ -28,6 +28,12 @@ OPERATIONS: dict[str, Callable[[TensorDict, Any], Any]] = {
     "gather": lambda td, out: td.gather(0, torch.zeros(2, 4, dtype=torch.int64), out=out),
     "logsumexp": lambda td, out: td.logsumexp(dim=1, out=out),
     "norm": lambda td, out: td.norm(out=out),
+    "torch.exp": lambda td, out: torch.exp(td, out=out),
+    "torch.add": lambda td, out: torch.add(td, td, alpha=2, out=out),
+    "torch.add number": lambda td, out: torch.add(torch.ones(3, 4), td, out=out),
+    "torch.cumsum": lambda td, out: torch.cumsum(td, 1, out=out),
+    "torch.sum": lambda td, out: torch.sum(td, 0, out=out),
+    "torch.logsumexp": lambda td, out: torch.logsumexp(td, 0, out=out),
     "where": lambda td, out: td.where(torch.arange(12).view(3, 4) > 5, -1, out=out),
     "map": lambda td, out: td.map(lambda chunk: chunk + 1, 0, num_workers=0, num_chunks=2, out=out),
     "pad_sequence": lambda td, out: pad_sequence([td, td], out=out),
@@ -81,3 +87,34 @@ def test_write_out_and_in_place_raises(call: Any, kind: str) -> None:
     ):
         call(td, out)
     assert td["a"].tolist() == [0, 1] and out["a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["max", "sort", "cummin"])
+def test_values_and_indices_are_written_into_out(name: str) -> None:
+    function = getattr(torch, name)
+    expected = function(make_data(), 0)
+    out = tuple(TensorDict(batch_size=part.batch_size) for part in expected)
+    result = function(make_data(), 0, out=out)
+    assert result.values is out[0] and result.indices is out[1]
+    for found, wanted in zip(out, expected, strict=True):
+        assert found.equal(wanted)
+
+
+def test_out_of_torch_function_writes_into_leaves() -> None:
+    out = make_data()
+    leaf = out["a"]
+    torch.neg(make_data(), out=out)
+    assert out["a"] is leaf
+    torch.testing.assert_close(leaf, -make_data()["a"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda td: torch.all(td > 0, out=td), "out= is for results that are collections; got a bool"),
+        (lambda td: torch.exp(td, out=td["a"]), "out= of collections is a collection; got a Tensor"),
+    ],
+)
+def test_out_that_cannot_hold_the_result_raises(call: Callable[[Any], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(make_data())

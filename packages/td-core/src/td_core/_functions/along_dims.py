@@ -14,13 +14,11 @@ from .._plans.elements import align_dims, append_dims
 from .._plans.plans import ShapePlan, WholePlan
 from .._plans.reductions import scan_plan
 from .._plans.steps import Shape
-from .._torch.dtypes import as_dtype
 from .._tree.defaults import check_same_keys, show_path
 from .._tree.node import Core, CoreT, identity
 from .._tree.walks import zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
 from ..errors import BatchSizeError
-from ..typing import DtypeLike
 from .joining import cat
 from .operands import operand_leaves, raise_at_leaf, transform
 from .reductions import parse_dim, reduce_pair
@@ -30,17 +28,8 @@ Dim = int | str
 Leafwise = Callable[[Tensor, int, Tensor, Tensor], Tensor]
 
 
-def apply_along(
-    node: CoreT,
-    name: str,
-    dim: Dim,
-    sizes: Shape | None = None,
-    dtype: DtypeLike | None = None,
-    **options: object,
-) -> CoreT:
+def apply_along(node: CoreT, name: str, dim: Dim, sizes: Shape | None = None, **options: object) -> CoreT:
     """Call a method of tensors along a batch dim, whose size ``sizes`` replaces."""
-    if dtype is not None:
-        options["dtype"] = as_dtype(dtype)
     return transform(name, node, _plan_along(node, name, dim, sizes, options))
 
 
@@ -57,13 +46,11 @@ def _plan_along(
     node: Core, name: str, dim: Dim, sizes: Shape | None, options: dict[str, object]
 ) -> ShapePlan:
     place = parse_dim(node, name, dim)
-    # torch parses a position faster than a keyword, and sort() and topk() do not take the dim first.
-    call = (
-        (lambda position: methodcaller(name, dim=position, **options))
-        if options
-        else partial(methodcaller, name)
+    if options.get("dtype", name) is None:  # torch parses a position faster than a keyword
+        return scan_plan(tuple(node.batch_size), place, partial(methodcaller, name), sizes)
+    return scan_plan(
+        tuple(node.batch_size), place, lambda position: methodcaller(name, dim=position, **options), sizes
     )
-    return scan_plan(tuple(node.batch_size), place, call, sizes)
 
 
 def diff_along(node: CoreT, n: int, dim: Dim, prepend: CoreT | None, append: CoreT | None) -> CoreT:

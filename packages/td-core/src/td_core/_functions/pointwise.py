@@ -114,9 +114,15 @@ LOGICAL = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", 
 _OF_SINGLE = frozenset({"isfinite"})
 
 
-def apply_unary(node: CoreT, name: str) -> CoreT:
+def bind_options(name: str, **options: object) -> Op | None:
+    """Bind the options of torch that are not None to an operation; return None if all are."""
+    given = {key: option for key, option in options.items() if option is not None}
+    return Op(None, partial(OPS[name].single, **given)) if given else None
+
+
+def apply_unary(node: CoreT, name: str, this: Op | None = None) -> CoreT:
     """Return a collection of the results of an operation on each leaf."""
-    this = OPS[name]
+    this = this or OPS[name]
     leaves: list[Tensor] = []
     try:
         if this.fused is None:
@@ -144,10 +150,12 @@ def apply_unary_inplace(node: CoreT, name: str) -> CoreT:
     return node
 
 
-def apply_binary(node: CoreT, name: str, other: Operand, default: object = None) -> CoreT:
+def apply_binary(
+    node: CoreT, name: str, other: Operand, default: object = None, this: Op | None = None
+) -> CoreT:
     """Combine each leaf with an operand; raise TypeError if it is not one."""
     combined = combine_logical if name in LOGICAL else combine
-    return check_operand(combined(node, name, OPS[name], other, default), name, other)
+    return check_operand(combined(node, name, this or OPS[name], other, default), name, other)
 
 
 def clamp_elements(node: CoreT, min: Operand | None, max: Operand | None, out: object) -> CoreT:

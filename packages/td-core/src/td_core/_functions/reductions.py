@@ -7,7 +7,7 @@ becomes []. A dim, a name or a tuple of these reduces batch dims. ``"feature"`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from functools import reduce as reduce_in_order
 from operator import methodcaller
@@ -105,6 +105,8 @@ def make_indexed_reduction(name: str, what: str) -> Callable[..., Any]:
         reduce: bool | None = None,
         return_indices: bool = True,
     ) -> Any:
+        if name not in _PAIRS and (isinstance(dim, Core) or getattr(dim, "ndim", False)):
+            return getattr(self, f"{name}imum")(dim)
         if dim is NO_DEFAULT or dim is None:
             return _reduce(self, name if name in _PAIRS else f"a{name}", dim, keepdim, reduce, None, {})
         result_type = getattr(torch.return_types, name) if return_indices else None
@@ -141,24 +143,10 @@ def make_quantile(name: str, what: str) -> Callable[..., Any]:
     ) -> Any:
         return _compute_quantiles(name, self, q, dim, keepdim, interpolation, reduce, key_transform)
 
-    doc = f"""Return {what} over batch dims, feature dims or all dims.
-
-        Args:
-            q: a number between 0 and 1, or a 1-d float tensor of them, which adds a first dim to every leaf (and to the
+    options = """q: a number between 0 and 1, or a 1-d float tensor of them, which adds a first dim to every leaf (and to the
                 batch size, unless each leaf is reduced to one number).
-            dim: a batch dim, its name or a tuple of them; ``"feature"`` for the feature dims; omitted or None to reduce
-                each leaf to one number.
-            keepdim: keep the reduced dims, with size 1.
-            interpolation: as in :func:`torch.quantile`.
-            reduce: reduce all leaves together, to one tensor.
-            key_transform: a function from the key of an entry, without its parents, to its new key.
-
-        >>> td = TensorDict({{"a": torch.tensor([1.0, 2.0, 4.0])}}, batch_size=[3])
-        >>> td.{name}(0.5, 0)["a"]
-        tensor(2.)
-        """
-    method.__name__, method.__doc__ = name, doc
-    return method
+            interpolation: as in :func:`torch.quantile`."""
+    return _document(method, name, what, options, "0.5, ")
 
 
 def make_scan(name: str, what: str) -> Callable[..., Any]:
@@ -198,8 +186,8 @@ def _document_pair(method: F, name: str, what: str, more: str) -> F:
     return method
 
 
-def _document(method: F, name: str, what: str, option: str | None) -> F:
-    """Set the name and the manual of a reduction; ``option`` describes the argument that others lack."""
+def _document(method: F, name: str, what: str, option: str | None, given: str = "") -> F:
+    """Set the name and the manual of a reduction; ``option`` describes what others lack, ``given`` begins the calls."""
     method.__name__ = name
     more = f"\n            {option}" if option else ""
     transform = (
@@ -223,8 +211,10 @@ def _document(method: F, name: str, what: str, option: str | None) -> F:
             DimNamesError: no dim has this name.
 
         >>> td = TensorDict({{"a": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}}, batch_size=[2])
-        >>> torch.equal(td.{name}(0)["a"], td["a"].{name}(0)), torch.equal(td.{name}(reduce=True), td["a"].{name}())
-        (True, True)
+        >>> torch.equal(td.{name}({given}0)["a"], td["a"].{name}({given}0))
+        True
+        >>> torch.equal(td.{name}({given}reduce=True), td["a"].{name}({given.strip(", ")}))
+        True
         """
     return method
 
@@ -272,20 +262,20 @@ def _reduce(
 
 
 def reduce_bools(
-    node: Core, combine: Callable[[Iterable[object]], bool], leaf: Callable[[Tensor], object], dim: object
+    node: Core, combine: Callable[..., bool], leaf: Callable[[Tensor], object], dim: object, keep: bool
 ) -> object:
-    """Compute ``all`` or ``any``: one bool, or a collection of bools if ``dim`` is not None."""
-    name = combine.__name__
-    if dim is not None:
-        dims = parse_dims(node, name, dim)
-        return transform(
-            name, node, reduce_plan(tuple(node.batch_size), dims, False, make_call(name, False, {}))
+    """Compute ``all`` or ``any``: one bool, or a collection of bools if there is a dim, or dims are kept."""
+    if dim is not None or keep:
+        name = combine.__name__
+        plan = reduce_plan(
+            tuple(node.batch_size), parse_dims(node, name, dim), keep, make_call(name, keep, {})
         )
+        return transform(name, node, plan)
     leaves = list_filled(node) or node._leaves()
     try:
         return combine(map(leaf, leaves))
     except LEAF_ERRORS as error:
-        raise_at_leaf(error, name, node, lambda value: bool(leaf(value)), leaves)
+        raise_at_leaf(error, combine.__name__, node, lambda value: bool(leaf(value)), leaves)
 
 
 def compute_norms(

@@ -53,9 +53,7 @@ def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = N
 
 def parse_order(node: Core, args: tuple[Any, ...], dims: Sequence[int] | None) -> tuple[int, ...]:
     """Return the order of the dims for ``permute``, where names have become positions."""
-    given = dims or args or (0,)
-    if type(given[0]) is not int or str in map(type, given):
-        args, dims = find_dims(node, "permute", args), find_dims(node, "permute", dims)
+    args, dims = find_dims(node, "permute", args), find_dims(node, "permute", dims)
     return (
         tuple(range(len(node.batch_size))) if dims is None and not args else parse_ints("permute", args, dims)
     )
@@ -97,8 +95,9 @@ def write_reshaped(owner: Core, result: Core) -> None:
     write_back(owner, result.reshape(owner.batch_size))
 
 
-def finish_reshape(node: CoreT, result: CoreT, what: str, inplace: bool) -> CoreT:
-    """Let a node take over a result of another batch shape, or return one that a ``with`` block writes back."""
+def reshape_batch(node: CoreT, plan: ShapePlan, what: str, inplace: bool) -> CoreT:
+    """Let a node take over its result of another batch shape, or return one that a ``with`` block writes back."""
+    result = node._transform(plan)
     if inplace:
         return adopt_result(node, result, what)
     return write_back_on_exit(result, node, write_reshaped)

@@ -24,7 +24,7 @@ from .._tree.devices import as_device, set_device_labels
 from .._tree.node import Core
 from .casting import pair_leaves
 from .joining import cat, stack
-from .operands import combine, run_each_leaf
+from .operands import combine, run_each_leaf, write_result
 
 Handler = Callable[..., Any]
 
@@ -34,6 +34,10 @@ KEYWORDS = {
     torch.cat: {"tensors": "input"},
     torch.concat: {"tensors": "input"},
     torch.concatenate: {"tensors": "input"},
+    torch.clamp_max: {"max": "other"},
+    torch.clamp_min: {"min": "other"},
+    torch.max: {"other": "dim"},
+    torch.min: {"other": "dim"},
     torch.pow: {"exponent": "other"},
     torch.reshape: {"shape": "size"},
     torch.stack: {"tensors": "input"},
@@ -77,14 +81,27 @@ _LOSSES = (
 def _method(name: str) -> Handler:
     """Return a handler that calls the method of a name on the first argument."""
 
-    def call(input: object, *args: object, **kwargs: object) -> object:
+    def call(input: object, *args: object, out: object = None, **kwargs: object) -> object:
         found = getattr(input, name)
         if type(found) is not MethodType:  # a field of the class hides the method
             found = next(vars(base)[name] for base in reversed(type(input).__mro__) if name in vars(base))
             args = (input, *args)
-        return found(*args, **kwargs)
+        if out is not None and "out" in signature(found).parameters:
+            kwargs["out"], out = out, None
+        return _write_out(out, found(*args, **kwargs))
 
     return call
+
+
+def _write_out(out: object, result: object) -> object:
+    """Write a collection, or values and indices, into ``out``, and return that; return the result if it is None."""
+    if out is None:
+        return result
+    if isinstance(result, tuple) and isinstance(out, (tuple, list)):
+        return type(result)([_write_out(into, part) for into, part in zip(out, result, strict=True)])
+    if not isinstance(result, Core):
+        raise TypeError(f"out= is for results that are collections; got a {type(result).__name__}")
+    return write_result(out, result.batch_size, result)
 
 
 def suggest_line(name: str, args: Iterable[object], kwargs: Mapping[str, object]) -> str:
@@ -110,9 +127,9 @@ def _two_operands(name: str, method: str, reflected: str) -> Handler:
     function = getattr(torch, name)
     swapped = Op(None, lambda leaf, first: function(first, leaf))
 
-    def call(input: object, other: Any, **kwargs: object) -> object:
+    def call(input: object, other: Any, *, out: object = None, **kwargs: object) -> object:
         if isinstance(input, Core):
-            return getattr(input, method)(other, **kwargs)
+            return _write_out(out, getattr(input, method)(other, **kwargs))
         if kwargs:
             raise TypeError(
                 f"torch.{name}() of a {type(input).__name__} and a collection: the collection comes first"
@@ -122,7 +139,7 @@ def _two_operands(name: str, method: str, reflected: str) -> Handler:
             raise TypeError(
                 f"torch.{name}() takes no {type(input).__name__} beside a collection; got {input!r}"
             )
-        return result
+        return _write_out(out, result)
 
     return call
 
@@ -174,11 +191,6 @@ def _join_along(name: str, dim: int) -> Handler:
         return cat(items, min(dim, items[0].batch_dims - 1), out=out)
 
     return call
-
-
-def _unbind(input: Core, dim: int = 0) -> object:
-    """Unbind a collection along a dim, which torch passes by position or keyword."""
-    return input.unbind(dim)
 
 
 def _where(condition: object, input: object = None, other: object = None, *, out: object = None) -> object:
@@ -245,7 +257,6 @@ def _make_table() -> dict[object, Handler]:
     for product in (torch.matmul, Tensor.matmul, Tensor.__matmul__):
         table[product] = _two_operands("matmul", "matmul", "__rmatmul__")
     table[torch.stack] = stack
-    table[torch.unbind] = _unbind
     table[torch.where] = _where
     table[torch.autograd.grad] = _grad
     return table

@@ -22,6 +22,7 @@ from .._functions.along_dims import (
 from .._functions.grouping import find_unique
 from .._functions.operands import Operand, check_operand, run_each_leaf
 from .._functions.pointwise import combine_tensors, compare, is_equal
+from .._torch.dtypes import as_dtype
 from .._tree.node import Core
 from ..typing import DtypeLike
 
@@ -37,7 +38,7 @@ class AlongMixin(Core):
         >>> TensorDict({"a": torch.tensor([1, 3, 2])}, [3]).cumsum(0)["a"]
         tensor([1, 4, 6])
         """
-        return apply_along(self, "cumsum", dim, dtype=dtype)
+        return apply_along(self, "cumsum", dim, dtype=as_dtype(dtype))
 
     def cumprod(self, dim: Dim, *, dtype: DtypeLike | None = None) -> Self:
         """Return the cumulative product along a batch dim.
@@ -45,7 +46,7 @@ class AlongMixin(Core):
         >>> TensorDict({"a": torch.tensor([1, 3, 2])}, [3]).cumprod(0)["a"]
         tensor([1, 3, 6])
         """
-        return apply_along(self, "cumprod", dim, dtype=dtype)
+        return apply_along(self, "cumprod", dim, dtype=as_dtype(dtype))
 
     def log_softmax(self, dim: Dim, *, dtype: DtypeLike | None = None) -> Self:
         """Return the logarithm of :meth:`softmax` along a batch dim.
@@ -53,7 +54,7 @@ class AlongMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, [2]).log_softmax(0)["a"]
         tensor([-0.6931, -0.6931])
         """
-        return apply_along(self, "log_softmax", dim, dtype=dtype)
+        return apply_along(self, "log_softmax", dim, dtype=as_dtype(dtype))
 
     def logcumsumexp(self, dim: Dim) -> Self:
         """Return the logarithm of the cumulative sum of the exponentials along a batch dim.

@@ -70,14 +70,15 @@ class ElementMixin(Core):
         """
         return repeat_elements(self, repeats, find_dims(self, "repeat_interleave", dim), output_size, inplace)
 
-    def tile(self, dims: int | Sequence[int]) -> Self:
+    def tile(self, dims: int | Sequence[int], *more: int) -> Self:
         """Repeat the collection along batch dims; if ``dims`` is shorter than the batch size, it applies to the last dims.
 
         >>> TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).tile((2,)).batch_size
         torch.Size([2, 6])
         """
-        check_ints("tile", "dims", dims, "int | Sequence[int]")
-        return tile_batch(self, as_ints(dims))
+        given = (dims, *more) if more else dims
+        check_ints("tile", "dims", given, "int | Sequence[int]")
+        return tile_batch(self, as_ints(given))
 
     def roll(
         self,
@@ -104,7 +105,7 @@ class ElementMixin(Core):
         """
         return roll_batch(self, shifts, find_dims(self, "roll", dims), inplace)
 
-    def flip(self, dims: int | str | Sequence[int | str]) -> Self:
+    def flip(self, dims: int | str | Sequence[int | str], *more: int | str) -> Self:
         """Return a copy with the order of elements reversed along some batch dims.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -115,7 +116,7 @@ class ElementMixin(Core):
         >>> TensorDict({"a": torch.arange(3)}, [3]).flip(0)["a"]
         tensor([2, 1, 0])
         """
-        dims = find_dims(self, "flip", dims)
+        dims = find_dims(self, "flip", (dims, *more) if more else dims)
         result = self._transform(elements.flip_plan(self.batch_size, dims))
         return write_back_on_exit(result, self, write_back_inverse, methodcaller("flip", dims))
 

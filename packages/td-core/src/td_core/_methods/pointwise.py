@@ -14,6 +14,8 @@ from .._functions.pointwise import (
     OPS,
     apply_binary,
     apply_ternary,
+    apply_unary,
+    bind_options,
     bind_value,
     clamp_elements,
     make_augmented,
@@ -90,8 +92,6 @@ class PointwiseMixin(Core):
     log2_ = make_unary_inplace("log2_")
     logical_not = make_unary("logical_not", "[0.0, 1.5]", "tensor([ True, False])")
     logical_not_ = make_unary_inplace("logical_not_")
-    logit = make_unary("logit", "[0.25, 0.5]", "tensor([-1.0986,  0.0000])")
-    nan_to_num = make_unary("nan_to_num", "[-1.5, 0.5]", "tensor([-1.5000,  0.5000])")
     nan_to_num_ = make_unary_inplace("nan_to_num_")
     neg = make_unary("neg", "[-1.5, 0.5]", "tensor([ 1.5000, -0.5000])")
     neg_ = make_unary_inplace("neg_")
@@ -100,7 +100,6 @@ class PointwiseMixin(Core):
     reciprocal_ = make_unary_inplace("reciprocal_")
     relu = make_unary("relu", "[-1.5, 0.5]", "tensor([0.0000, 0.5000])")
     relu_ = make_unary_inplace("relu_")
-    round = make_unary("round", "[-1.5, 0.5]", "tensor([-2.,  0.])")
     round_ = make_unary_inplace("round_")
     rsqrt = make_unary("rsqrt", "[0.25, 0.5]", "tensor([2.0000, 1.4142])")
     rsqrt_ = make_unary_inplace("rsqrt_")
@@ -138,7 +137,6 @@ class PointwiseMixin(Core):
     clamp_max = make_binary("clamp_max", "tensor([1, 4])")
     clamp_max_ = make_binary_inplace("clamp_max_")
     clamp_min_ = make_binary_inplace("clamp_min_")
-    div = make_binary("div", "tensor([0.2500, 1.5000])")
     div_ = make_binary_inplace("div_")
     __truediv__ = make_operator("__truediv__", "td / x", "div")
     __rtruediv__ = make_operator("__rtruediv__", "x / td", "rdiv")
@@ -229,17 +227,9 @@ class PointwiseMixin(Core):
     def add_(self, other: Operand, *, alpha: float | None = None) -> Self:
         """Add ``alpha * other`` in place; return self.
 
-        A tensor under several keys is changed once. Values that are not tensors are kept.
-
-        Args:
-            other: a number; a tensor whose dims broadcast to the batch dims, not to the last dims of each leaf; or a
-                collection with the same keys, whose batch size broadcasts to this one.
-            alpha: the factor of ``other``; None for 1.
-
-        Raises:
-            StructureError: the keys differ, or a leaf cannot be written in place; nothing was written.
-            BatchSizeError: ``other`` does not broadcast to the batch size; nothing was written.
-            TypeError: ``other`` is not a number, a tensor or a collection.
+        A tensor under several keys is changed once. Values that are not tensors are kept. Operands and errors are those of
+        :meth:`add`, but a batch size has to broadcast to this one; a leaf that cannot be written is a StructureError.
+        After an error nothing was written.
 
         >>> TensorDict({"a": torch.ones(2)}).add_(1)["a"]
         tensor([2., 2.])
@@ -269,6 +259,42 @@ class PointwiseMixin(Core):
         """
         this = OPS["rsub"] if alpha is None else Op(None, partial(torch.rsub, alpha=alpha))
         return check_operand(combine(self, "rsub", this, other, default), "rsub", other)
+
+    def div(self, other: Operand, *, rounding_mode: str | None = None, default: object = None) -> Self:
+        """Return ``self / other``, rounded to an integer by "floor" or "trunc"; arguments are those of :meth:`add`.
+
+        >>> TensorDict({"a": torch.tensor([1, 6])}).div(4, rounding_mode="floor")["a"]
+        tensor([0, 1])
+        """
+        return apply_binary(self, "div", other, default, bind_options("div", rounding_mode=rounding_mode))
+
+    def logit(self, eps: float | None = None) -> Self:
+        """Return the logarithm of the odds of each element, which is first clamped to [``eps``, 1 - ``eps``].
+
+        >>> TensorDict({"a": torch.tensor([0.25, 0.5])}).logit()["a"]
+        tensor([-1.0986,  0.0000])
+        """
+        return apply_unary(self, "logit", bind_options("logit", eps=eps))
+
+    def nan_to_num(
+        self, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+    ) -> Self:
+        """Return each element, NaN replaced by 0 or ``nan``, and infinities by these or the limits of the dtype.
+
+        >>> TensorDict({"a": torch.tensor([torch.nan, 0.5])}).nan_to_num(-1)["a"]
+        tensor([-1.0000,  0.5000])
+        """
+        return apply_unary(
+            self, "nan_to_num", bind_options("nan_to_num", nan=nan, posinf=posinf, neginf=neginf)
+        )
+
+    def round(self, decimals: int = 0) -> Self:
+        """Return each element rounded to ``decimals`` places (halves to even).
+
+        >>> TensorDict({"a": torch.tensor([-1.5, 0.52])}).round(decimals=1)["a"]
+        tensor([-1.5000,  0.5000])
+        """
+        return apply_unary(self, "round", bind_options("round", decimals=decimals) if decimals else None)
 
     def clamp_min(self, other: Operand, default: object = None) -> Self:
         """Return the larger of each element and ``other``; arguments are those of :meth:`add`.

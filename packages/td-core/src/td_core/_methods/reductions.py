@@ -20,6 +20,7 @@ from .._functions.reductions import (
     reduce_bools,
     reduce_by_logsumexp,
 )
+from .._torch.dtypes import as_dtype
 from .._tree.node import Core
 from ..typing import DtypeLike
 
@@ -50,26 +51,27 @@ class ReductionMixin(Core):
     cummax = make_scan("cummax", "the cumulative maximum")
     cummin = make_scan("cummin", "the cumulative minimum")
 
-    def all(self, dim: int | str | None = None) -> Any:
+    def all(self, dim: int | str | tuple[int | str, ...] | None = None, keepdim: bool = False) -> Any:
         """Return True if all elements are true; with ``dim`` return a collection of bools.
 
         Args:
-            dim: a batch dim or its name; None to reduce all elements to one bool.
+            dim: a batch dim, its name or a tuple of these; None to reduce all elements to one bool.
+            keepdim: keep the reduced dims, with size 1.
 
         >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
         >>> td.all(), td.all(0)["a"]
         (False, tensor(False))
         """
-        return reduce_bools(self, all, Tensor.all, dim)
+        return reduce_bools(self, all, Tensor.all, dim, keepdim)
 
-    def any(self, dim: int | str | None = None) -> Any:
+    def any(self, dim: int | str | tuple[int | str, ...] | None = None, keepdim: bool = False) -> Any:
         """Return True if any element is true; with ``dim`` return a collection of bools, as :meth:`all`.
 
         >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
         >>> td.any(), td.any(0)["a"]
         (True, tensor(True))
         """
-        return reduce_bools(self, any, Tensor.any, dim)
+        return reduce_bools(self, any, Tensor.any, dim, keepdim)
 
     def norm(
         self,
@@ -120,4 +122,4 @@ class ReductionMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).softmax(0)["a"]
         tensor([0.5000, 0.5000])
         """
-        return apply_along(self, "softmax", dim, dtype=dtype)
+        return apply_along(self, "softmax", dim, dtype=as_dtype(dtype))

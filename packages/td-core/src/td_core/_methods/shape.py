@@ -16,10 +16,10 @@ from .._functions.shape import (
     apply_permutation,
     as_canonical,
     expand_like,
-    finish_reshape,
     parse_ints,
     parse_order,
     prepend_dims,
+    reshape_batch,
     stack_lazy_levels,
     take_over_entries,
     view_batch,
@@ -111,11 +111,8 @@ class ShapeMixin(Core):
         """
         if type(start_dim) is str or type(end_dim) is str:
             start_dim, end_dim = find_dims(self, "flatten", (start_dim, end_dim))
-        return finish_reshape(
-            self,
-            self._transform(shapes.flatten_plan(self.batch_size, start_dim, end_dim)),
-            "flatten",
-            inplace,
+        return reshape_batch(
+            self, shapes.flatten_plan(self.batch_size, start_dim, end_dim), "flatten", inplace
         )
 
     def unflatten(self, dim: int | str, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
@@ -136,8 +133,8 @@ class ShapeMixin(Core):
         torch.Size([2, 3, 4])
         """
         place = dim if type(dim) is int else find_dims(self, "unflatten", dim)
-        result = self._transform(shapes.unflatten_plan(self.batch_size, place, unflattened_size))
-        return finish_reshape(self, result, "unflatten", inplace)
+        plan = shapes.unflatten_plan(self.batch_size, place, unflattened_size)
+        return reshape_batch(self, plan, "unflatten", inplace)
 
     def squeeze(self, dim: int | str | Sequence[int | str] | None = None) -> Self:
         """Remove batch dims of size one.
@@ -320,7 +317,7 @@ class ShapeMixin(Core):
         place = dim if type(dim) is int else find_dims(self, "tensor_split", dim)
         return self._transform_multi(shapes.tensor_split_plan(self.batch_size, indices_or_sections, place))
 
-    def unbind(self, dim: int | str) -> tuple[Self, ...]:
+    def unbind(self, dim: int | str = 0) -> tuple[Self, ...]:
         """Return one view per index of a batch dim, without that dim.
 
         Raises:

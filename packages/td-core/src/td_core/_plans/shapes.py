@@ -93,11 +93,8 @@ _spell_expand = functools.partial(_call_with_sizes, Tensor.expand)
 @cache_plans
 def flatten_plan(batch: Shape, start_dim: int | None, end_dim: int | None) -> ViewPlan:
     """Build the plan of ``flatten``: merge the dims from ``start_dim`` to ``end_dim`` into one; None for 0 and -1."""
-    n, start_dim, end_dim = (
-        len(batch),
-        0 if start_dim is None else start_dim,
-        -1 if end_dim is None else end_dim,
-    )
+    n, end_dim = len(batch), -1 if end_dim is None else end_dim
+    start_dim = 0 if start_dim is None else start_dim
     if not n:
         for dim in (start_dim, end_dim):
             wrap_dim(dim, 1)

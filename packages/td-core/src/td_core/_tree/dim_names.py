@@ -38,9 +38,6 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
     return result if provided else None
 
 
-_PLACES = frozenset({int})
-
-
 def find_dims(node: Core, what: str, dims: Any) -> Any:
     """Return one or several dims of an operation ``what`` with the position of each name in its place."""
     if type(dims) is int:
@@ -50,7 +47,7 @@ def find_dims(node: Core, what: str, dims: Any) -> Any:
         if dims not in names:
             raise DimNamesError(f"{what}: no batch dim is named {dims!r}; the names are {list(names)}")
         return names.index(dims)
-    if isinstance(dims, (tuple, list)) and not _PLACES.issuperset(map(type, dims)):
+    if isinstance(dims, (tuple, list)) and not {int}.issuperset(map(type, dims)):
         return tuple([find_dims(node, what, dim) for dim in dims])
     return dims
 
