@@ -439,7 +439,7 @@ def docs(session: nox.Session) -> None:
     environment = Environment(
         session,
         EVERYTHING,
-        extra=("mkdocs-material", "mkdocstrings[python]", "ruff", "xarray", "fakeredis", "lupa"),
+        extra=("mkdocs-material", "mkdocstrings[python]", "ruff", "xarray", "einops", "fakeredis", "lupa"),
     )
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
     environment.pytest("--doctest-glob=*.md", *pages)

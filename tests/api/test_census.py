@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -151,3 +152,44 @@ def test_lines_run(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pytest.importorskip("td_memmap")
         make_rows(3).save("folder")
     assert {row.line: errors for row in rows if (errors := find_errors(row))} == {}
+
+
+GUIDE = (Path(__file__).parents[2] / "docs/guide/operations.md").read_text(encoding="utf-8")
+#: The arguments that methods lack, and the line to write instead, by the names of methods and of arguments.
+ARGUMENT_ROWS = re.findall(r"^\| (`.*`) \| (`.*`) \| `(.*?)`", GUIDE, re.MULTILINE)
+#: Methods that take any argument, or have another meaning than that of torch.
+OTHERWISE = {"apply_", "clone", "cpu", "cuda", "scatter", "select", "set_"}
+
+
+def find_lacking_arguments() -> set[tuple[str, str]]:
+    """Return each argument that a method of tensors has and the one of collections lacks, by torch's stubs."""
+    stub = ast.parse((Path(torch.__file__).parent / "_C/__init__.pyi").read_text(encoding="utf-8"))
+    [body] = [node.body for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "TensorBase"]
+    lacking = set()
+    for item in body:
+        if isinstance(item, ast.FunctionDef) and item.name in METHODS - OTHERWISE:
+            method = getattr(TensorDict, item.name, None)
+            if callable(method):
+                args = item.args.posonlyargs + item.args.args + item.args.kwonlyargs
+                names = {arg.arg for arg in args} - {"self"} - inspect.signature(method).parameters.keys()
+                lacking |= {(item.name, name) for name in names}
+    return lacking
+
+
+@pytest.mark.skipif(not HAS_RELEASE, reason="other releases have other arguments")
+def test_page_lists_each_argument_that_methods_lack() -> None:
+    listed = {
+        (name, argument)
+        for methods, arguments, _ in ARGUMENT_ROWS
+        for name in re.findall(r"\w+", methods)
+        for argument in re.findall(r"\w+", arguments)
+    }
+    lacking = find_lacking_arguments()
+    assert lacking - listed == set()
+    assert {name for name, _ in listed} == {name for name, _ in lacking}
+    assert {argument for _, argument in listed} == {argument for _, argument in lacking}
+
+
+@pytest.mark.parametrize("line", [line for *_, line in ARGUMENT_ROWS])
+def test_line_instead_of_argument_runs(line: str) -> None:
+    exec(line, {"torch": torch, "TensorDict": TensorDict, "data": make_rows(3, 2)})
