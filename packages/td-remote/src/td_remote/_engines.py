@@ -97,12 +97,18 @@ def place_range(where: str, item: Range, info: ObjectInfo | None) -> Range:
     return item._replace(start=start, stop=stop)
 
 
-def refuse_short(item: Range, content: Any, info: ObjectInfo) -> None:
-    """Raise an error that is worth another attempt for an answer with fewer bytes than the object has in a range."""
+def fit_range(item: Range, info: ObjectInfo) -> Range:
+    """Return the part of a range that an object has, with its positions."""
     start = item.start if item.start >= 0 else max(0, info.size + item.start)
     stop = info.size if item.stop is None else min(item.stop, info.size)
-    if len(content) < stop - start:
-        raise ShortAnswerError(f"the answer has {len(content)} bytes, and {stop - start} were asked for")
+    return Range(item.name, start, stop, info.stamp)
+
+
+def refuse_short(item: Range, content: Any, info: ObjectInfo) -> None:
+    """Raise an error that is worth another attempt for an answer with fewer bytes than the object has in a range."""
+    wanted = measure(fit_range(item, info)) or 0
+    if len(content) < wanted:
+        raise ShortAnswerError(f"the answer has {len(content)} bytes, and {wanted} were asked for")
 
 
 def format_range(item: Range) -> str:

@@ -187,7 +187,13 @@ class FsspecEngine:
 
 
 class AsyncEngine(FsspecEngine):
-    """Objects on an asynchronous file system: all requests of a call run in the loop of fsspec."""
+    """Objects on an asynchronous file system: all requests of a call run in the loop of fsspec.
+
+    Attributes:
+        takes_ends: whether :meth:`fetch_one` takes ranges that count from the end, which a server finds.
+    """
+
+    takes_ends = False
 
     def find(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """Return a description of each object, None for one that is missing."""
@@ -195,9 +201,10 @@ class AsyncEngine(FsspecEngine):
 
     def fetch(self, ranges: Sequence[Range]) -> list[Answer]:
         """Return what the server answers for each range."""
+        placed = ranges if self.takes_ends else self._place(ranges)
         return self.gather(
             "read",
-            [(item.name, measure(item) or 0, partial(self.fetch_one, item)) for item in self.place(ranges)],
+            [(item.name, measure(item) or 0, partial(self.fetch_one, item)) for item in placed],
         )
 
     def remove(self, names: Sequence[str]) -> None:
@@ -242,10 +249,6 @@ class AsyncEngine(FsspecEngine):
         if error is not None:
             raise error
         return list(results)
-
-    def place(self, ranges: Sequence[Range]) -> Sequence[Range]:
-        """Return ranges that :meth:`fetch_one` takes."""
-        return self._place(ranges)
 
     async def find_one(self, name: str) -> ObjectInfo | None:
         """Return a description of an object, None if it is missing."""

@@ -14,7 +14,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from td_core.errors import FormatError
 from td_core.typing import ObjectInfo, Range
 
-from ._engines import HEAD, PART, Answer, WholeObjects, format_range, measure
+from ._engines import HEAD, PART, Answer, WholeObjects, fit_range, format_range, measure
 from ._fsspec_engine import AsyncEngine
 from ._retries import Policy, ShortAnswerError
 
@@ -25,7 +25,7 @@ _MAX_REDIRECTS = 10
 class HttpEngine(AsyncEngine):
     """Objects on a web server."""
 
-    describes = True
+    describes = takes_ends = True
 
     def __init__(self, url: str, system: Any, path: str, policy: Policy) -> None:
         super().__init__(url, system, path, policy)
@@ -45,10 +45,6 @@ class HttpEngine(AsyncEngine):
             return self.path
         path, mark, query = self.path.partition("?")
         return f"{path.rstrip('/')}/{quote(name)}{mark}{query}"
-
-    def place(self, ranges: Sequence[Range]) -> Sequence[Range]:
-        """Return the ranges: a server finds those that count from the end."""
-        return ranges
 
     def put(self, name: str, content: Iterable[Any], create: bool) -> None:
         """Write an object with one request; ``create`` looks first."""
@@ -131,11 +127,10 @@ class HttpEngine(AsyncEngine):
         if found is None or found[1] is None or not found[3].isdigit():
             raise self._wrong_error(item, answer)
         info = self._describe(item.name, answer, int(found[3]))
-        start = item.start if item.start >= 0 else max(0, info.size + item.start)
-        stop = min(info.size, start + (measure(item, info.size) or 0))
-        if (int(found[1]), int(found[2]) + 1) != (start, stop):
+        fitted = fit_range(item, info)
+        if (int(found[1]), int(found[2]) + 1) != fitted[1:3]:
             raise self._wrong_error(item, answer)
-        return Answer(await _read_exactly(answer, stop - start), info)
+        return Answer(await _read_exactly(answer, measure(fitted) or 0), info)
 
     async def _read_whole(self, item: Range, answer: Any) -> Answer:
         """Read an answer that is the object from its first byte on: all of it was asked for, or the server has no ranges."""

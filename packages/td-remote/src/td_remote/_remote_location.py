@@ -20,7 +20,7 @@ from td_core.spi import set_module
 from td_core.typing import ObjectInfo, ObjectLocation, Range
 
 from ._block_cache import BlockCache, read_size
-from ._engines import Engine, check_answer, measure, place_range
+from ._engines import Engine, check_answer, fit_range, measure, place_range
 from ._file_systems import open_fsspec
 from ._obstore_engine import SCHEMES, open_obstore
 from ._retries import Policy, make_missing_error, make_replaced_error
@@ -195,7 +195,7 @@ class Remote:
         engine, name = self._open(), ranges[0].name
         if not engine.describes:
             (info,) = self.stat([name])
-            return None if info is None else (info, self.read([_fit(item, info) for item in ranges]))
+            return None if info is None else (info, self.read([fit_range(item, info) for item in ranges]))
         try:
             answers = engine.fetch(ranges)
         except FileNotFoundError:
@@ -205,7 +205,7 @@ class Remote:
             return None
         self._learn(info)
         return info, [
-            check_answer(self._policy, _fit(item, info), answer)
+            check_answer(self._policy, fit_range(item, info), answer)
             for item, answer in zip(ranges, answers, strict=True)
         ]
 
@@ -324,13 +324,6 @@ class Remote:
             if len(self._known) > _MOST:
                 self._known.clear()
             self._known[info.name] = info, time.monotonic()
-
-
-def _fit(item: Range, info: ObjectInfo) -> Range:
-    """Return the part of a range from one end that an object has."""
-    start = max(0, info.size + item.start) if item.start < 0 else 0
-    stop = info.size if item.stop is None else min(item.stop, info.size)
-    return Range(item.name, start, stop, info.stamp)
 
 
 def _split_login(url: str, engine: str) -> tuple[str, dict[str, Any]]:

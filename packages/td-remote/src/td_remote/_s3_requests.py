@@ -22,7 +22,7 @@ _PARTS = 2
 class S3Engine(AsyncEngine):
     """Objects in a bucket."""
 
-    describes = True
+    describes = takes_ends = True
 
     async def find_one(self, name: str) -> ObjectInfo | None:
         """Return a description of an object, None if it is missing."""
@@ -36,10 +36,6 @@ class S3Engine(AsyncEngine):
                 return None
             raise
         return ObjectInfo(name, found["ContentLength"], found["ETag"])
-
-    def place(self, ranges: Iterable[Range]) -> list[Range]:
-        """Return the ranges: a server finds those that count from the end."""
-        return list(ranges)
 
     async def fetch_one(self, item: Range) -> Answer:
         """Return the content of a range of the object that has the stamp of the range."""
