@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import td
 import td_hdf5
 from td_core import TensorCollection
-from td_core.typing import BatchSize, DeviceType
+from td_core.typing import BatchSize, DeviceType, NestedKey
 
 __all__ = ["PersistentTensorDict"]
 
@@ -49,7 +50,7 @@ class PersistentTensorDict(td_hdf5.PersistentTensorDict, metaclass=_AnyBackend):
 def _save(
     cls: type[TensorCollection],
     /,
-    input_dict: Any,
+    input_dict: TensorCollection | Mapping[NestedKey, object],
     filename: str | os.PathLike[str],
     *,
     backend: str = "h5",
@@ -101,7 +102,7 @@ def _open_group(
 
 
 def _save_group(
-    input_dict: Any,
+    input_dict: TensorCollection | Mapping[NestedKey, object],
     filename: str | os.PathLike[str],
     *,
     auto_batch_size: bool = False,
@@ -111,8 +112,8 @@ def _save_group(
     **options: Any,
 ) -> Any:
     _check_device(device)
-    has_size = hasattr(input_dict, "batch_size")
-    data = input_dict if has_size else td.TensorDict(input_dict)
+    has_size = isinstance(input_dict, TensorCollection)
+    data = input_dict if isinstance(input_dict, TensorCollection) else td.TensorDict(input_dict)
     if batch_size is not None:
         data = td.TensorDict(data, batch_size=batch_size)
     elif auto_batch_size or not has_size:

@@ -18,9 +18,10 @@ import td
 import td_core
 import td_distributed
 import td_tensorclass
-from td_core import TensorCollection
+from td_core import TensorCollection, TensorDictParams
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import pytree
+from td_core.typing import NestedKey
 from td_distributed.spi import describe_storage
 
 __all__ = ["add_private_members"]
@@ -82,7 +83,7 @@ def zip_strict(*iterables: Iterable[object]) -> Iterator[tuple[object, ...]]:
     return zip(*iterables, strict=True)
 
 
-def unravel_key(key: Any) -> object:
+def unravel_key(key: NestedKey) -> object:
     """Unravel a key. Return ``()`` for a tuple that is not a key, since callers test for that."""
     try:
         return td_core.unravel_key(key)
@@ -92,7 +93,7 @@ def unravel_key(key: Any) -> object:
         raise
 
 
-def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
+def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
     """Convert a key to a tuple of strings; return ``()`` for any other object."""
     return td_core.unravel_key_to_tuple(key) if _is_key(key) else ()
 
@@ -146,7 +147,7 @@ def apply(
     if prefix and nested_keys:
         function = fn
 
-        def fn(key: Any, *leaves: object) -> object:
+        def fn(key: NestedKey, *leaves: object) -> object:
             return function((*prefix, *td_core.unravel_key_to_tuple(key)), *leaves)
 
     return self.named_apply(fn, *others, nested_keys=nested_keys, filter_empty=filter_empty, **options)
@@ -258,7 +259,7 @@ def wrap(
     return cls.from_tensordict(tensordict, non_tensordict, safe)
 
 
-def get_parameters(self: Any) -> object:
+def get_parameters(self: TensorDictParams) -> object:
     """Return the collection that a TensorDictParams holds."""
     return self._inner()
 
@@ -291,7 +292,7 @@ def _create_stored(make: Callable[..., object]) -> Any:
     def wrapper(
         cls: type[TensorCollection],
         /,
-        schema: Mapping[Any, Any],
+        schema: Mapping[NestedKey, object],
         *,
         storage: str | None = None,
         **options: Any,
@@ -330,7 +331,7 @@ def _list_members(
 
     @functools.wraps(view)
     def wrapper(
-        self: Any,
+        self: TensorCollection,
         include_nested: bool = False,
         leaves_only: bool = False,
         is_leaf: object = None,

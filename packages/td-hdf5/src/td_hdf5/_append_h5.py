@@ -57,7 +57,7 @@ def append(rows: TensorCollection, path: Location) -> None:
                 _grow(place, file, leaves, rows.batch_size[0])
 
 
-def _append(rows: TensorCollection, path: Location) -> list[tuple[str, Any]] | None:
+def _append(rows: TensorCollection, path: Location) -> list[tuple[str, torch.Tensor]] | None:
     """Return the dataset and the new rows of each leaf; None after the save was replaced by one with the rows."""
     place = find_filename(path)
     with open_save(path) as found:
@@ -121,7 +121,7 @@ def _name_layout(leaf: torch.Tensor) -> str:
     return f"{leaf.layout}{' (nested)' * leaf.is_nested}"
 
 
-def _list_growing(found: Save, rows: TensorCollection) -> list[tuple[str, Any]] | None:
+def _list_growing(found: Save, rows: TensorCollection) -> list[tuple[str, torch.Tensor]] | None:
     """Return the dataset and the new rows of each leaf; None if the save must be written anew."""
     if any(
         row["kind"] != "TensorDict"
@@ -132,7 +132,7 @@ def _list_growing(found: Save, rows: TensorCollection) -> list[tuple[str, Any]] 
         for row in found.table.nodes
     ):
         return None
-    result: list[tuple[str, Any]] = []
+    result: list[tuple[str, torch.Tensor]] = []
     for place, path in zip(found.table.leaves, found.table.leaf_paths(), strict=True):
         if isinstance(place, dict) and place.keys() == {"tensor", "dtype"}:
             place = place["tensor"]
@@ -161,7 +161,7 @@ def _read_options(found: Save) -> dict[str, Any]:
     return {"chunks": True}
 
 
-def _grow(location: Location, file: object, leaves: list[tuple[str, Any]], count: int) -> None:
+def _grow(location: Location, file: object, leaves: list[tuple[str, torch.Tensor]], count: int) -> None:
     path = find_filename(location)
     before = os.path.getsize(path) if has_path(location) else 0
     header = read_header(file, path)

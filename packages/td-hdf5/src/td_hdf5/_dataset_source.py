@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -52,7 +52,12 @@ class DatasetSource:
     """
 
     def __init__(
-        self, path: str | StoreFile, identity: Any, name: str, shape: Any, dtype: torch.dtype
+        self,
+        path: str | StoreFile,
+        identity: Sequence[int | None] | None,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
     ) -> None:
         self.file = path if isinstance(path, StoreFile) else StoreFile.at(path, identity)
         self.name, self.shape, self.dtype = name, torch.Size(shape), dtype
@@ -125,7 +130,7 @@ class DatasetSource:
         with self.file.use(write=True) as file:
             _write_dataset(self._find(file), full, value, self._stored.dtype)
 
-    def hold(self) -> AbstractContextManager[Any]:
+    def hold(self) -> AbstractContextManager[object]:
         """Lock the file during a block that reads elements and writes them."""
         if self._kept is not None:
             return nullcontext()
@@ -182,7 +187,7 @@ class DatasetSource:
         self._found = file, self.file.structure, dataset
         return dataset
 
-    def _extend(self, index: SourceIndex) -> tuple[Any, ...]:
+    def _extend(self, index: SourceIndex) -> SourceIndex:
         """Add the dims that the dataset has for pairs."""
         if len(index) == len(self._stored.shape):
             return tuple(index)

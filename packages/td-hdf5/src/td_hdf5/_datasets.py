@@ -20,6 +20,7 @@ from torch import Tensor
 
 from td_core.errors import FormatError
 from td_core.spi import parse_json
+from td_store.arrays import PlannedArray
 
 from ._h5_files import H5_ERRORS, convert_errors, show_error
 
@@ -66,7 +67,7 @@ class DatasetOptions:
     fletcher32: bool | None = None
 
 
-def list_arrays(arrays: Mapping[str, Any]) -> dict[str, list[Any]]:
+def list_arrays(arrays: Mapping[str, Array | PlannedArray]) -> dict[str, list[object]]:
     """Return dtype and shape of datasets or planned arrays, as the header has them."""
     return {
         name: [str(array.dtype).removeprefix("torch."), list(array.shape)] for name, array in arrays.items()

@@ -55,7 +55,7 @@ class Layout:
                             found.add(name)
                             yield name, None if is_dataset else ref
 
-    def _list_datasets(self, ref: Any) -> list[str]:
+    def _list_datasets(self, ref: int | list[int]) -> list[str]:
         """Return the names of the datasets of a leaf, or that of a text column."""
         header = self.plan.header
         if isinstance(ref, list):

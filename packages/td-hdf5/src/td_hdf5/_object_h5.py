@@ -13,7 +13,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import h5py
 import torch
@@ -40,7 +39,7 @@ Bytes = tuple[int, int]
 class ObjectH5File:
     """An HDF5 file in an object store, which each process opens itself."""
 
-    def __init__(self, store: ObjectStore, info: ObjectInfo, head: Any = b"") -> None:
+    def __init__(self, store: ObjectStore, info: ObjectInfo, head: bytes | memoryview = b"") -> None:
         self.store, self.info, self._head = store, info, head
         self.reader = ObjectReader(store, info)
         self._lock = threading.RLock()
@@ -126,12 +125,12 @@ class ObjectDataset:
                     results[i] = requests[i][0]._read(dataset, index)
         return [results[i] for i in range(len(requests))]
 
-    def _find(self, file: h5py.h5f.FileID, index: SourceIndex) -> tuple[h5py.h5d.DatasetID, tuple[Any, ...]]:
+    def _find(self, file: h5py.h5f.FileID, index: SourceIndex) -> tuple[h5py.h5d.DatasetID, SourceIndex]:
         """Return the dataset, and the index in its dims: some dtypes are stored as pairs, or in a stack."""
         dataset, _ = find_array(file, self.name, self.file.path, self.array)
         return dataset, (*index, *(slice(0, n, 1) for n in self.array.shape[len(index) :]))
 
-    def _read(self, dataset: h5py.h5d.DatasetID, index: tuple[Any, ...]) -> Tensor:
+    def _read(self, dataset: h5py.h5d.DatasetID, index: SourceIndex) -> Tensor:
         with convert_errors(repr(self)):
             part = read_dataset(dataset, index, self.array.dtype)
         return restore(self.place, lambda name: part.view(self.array.dtype))
@@ -153,7 +152,7 @@ def _get_chunk(dataset: h5py.h5d.DatasetID) -> tuple[int, ...] | None:
     return creation.get_chunk() if creation.get_layout() == h5py.h5d.CHUNKED else None
 
 
-def _list_ranges(dataset: h5py.h5d.DatasetID, index: tuple[Any, ...]) -> Iterator[Bytes]:
+def _list_ranges(dataset: h5py.h5d.DatasetID, index: SourceIndex) -> Iterator[Bytes]:
     """Yield the bytes of the file that HDF5 needs for a part of a dataset."""
     chunk = _get_chunk(dataset)
     if chunk is None:

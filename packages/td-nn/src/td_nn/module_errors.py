@@ -7,9 +7,9 @@ prepends the index of its member to the path.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from td_core import KeyPathError, TensorDictError
+from td_core.typing import NestedKey
 
 __all__ = ["MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError"]
 
@@ -40,7 +40,7 @@ class MissingKeyError(KeyPathError):
     td_nn.module_errors.MissingKeyError: TensorDictModule(Linear) misses its input 'x': existing keys: ['z']
     """
 
-    def __init__(self, subject: str, problem: str, missing: Iterable[Any] = ()) -> None:
+    def __init__(self, subject: str, problem: str, missing: Iterable[NestedKey] = ()) -> None:
         super().__init__(f"{subject} {problem}")
         self.subject = subject
         self.problem = problem

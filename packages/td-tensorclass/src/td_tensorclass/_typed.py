@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorDictBase
 from td_core.spi import EntrySchema, Node, make_dense
-from td_core.typing import BatchSize, DeviceType
+from td_core.typing import BatchSize, DeviceType, NestedKey
 
 from ._schema import ALLOWED, RESERVED, annotations_of, collection_class, make_bracketed
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
@@ -346,7 +346,7 @@ class _Linked:
         source = self._find_source()
         return super()._edit_together() if source is None else source._edit_together()  # type: ignore[misc]
 
-    def _set_path(self, key: Any, value: object, *args: Any, **kwargs: Any) -> None:
+    def _set_path(self, key: NestedKey, value: object, *args: Any, **kwargs: Any) -> None:
         # Without the fast path of a TensorDict, which stores a leaf in memory.
         TensorDictBase._set_path(self, key, value, *args, **kwargs)  # type: ignore[arg-type]
 

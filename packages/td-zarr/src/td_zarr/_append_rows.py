@@ -25,6 +25,7 @@ from ._array_documents import (
     STACK,
     ArrayInfo,
     ChunkOptions,
+    Document,
     join_names,
     make_text_document,
     read_array_document,
@@ -95,17 +96,17 @@ def append(
         put_documents(group.objects, planned)
 
 
-def _grow_texts(group: GroupContent, whole: ArrayPlan) -> dict[str, dict[str, object]]:
+def _grow_texts(group: GroupContent, whole: ArrayPlan) -> dict[str, Document]:
     """Write the new rows of text columns, and return the metadata of their arrays."""
-    result: dict[str, dict[str, Any]] = {}
+    result: dict[str, Document] = {}
     dims = name_dims({**whole.arrays, **whole.texts})
     for name, column in whole.texts.items():
         old = group.texts.get(name)
         if old is None:  # strings that were a value in the header
             document = make_text_document(column, dims[name], ChunkOptions())
         else:
-            document = {**old.document, "shape": list(column.shape)}
-            document["attributes"] = {**old.document["attributes"], STACK: list(column.shape)}
+            attributes = {**old.document["attributes"], STACK: list(column.shape)}
+            document = {**old.document, "shape": list(column.shape), "attributes": attributes}
         result[name] = document
         info = read_array_document(name, document, group.where)
         write_text_rows(group.objects, info, column, 0 if old is None else old.shape[0], column.shape[0])
@@ -141,7 +142,7 @@ class _Growth:
                 f"cannot append to the array {old.name!r} of {where}: it has the shape {list(old.shape)} and the dtype "
                 f"{old.logical or old.dtype}, the rows {list(rows.shape)} and {rows.logical or rows.dtype}"
             )
-        document = {**old.document, "shape": list(whole.shape)}
+        document: Document = {**old.document, "shape": list(whole.shape)}
         if not old.nbytes:  # it has no chunks, so they can get another size
             chunks = document["chunk_grid"]["configuration"]["chunk_shape"]
             sizes = [max(size, chunk) for size, chunk in zip(whole.shape, chunks, strict=True)]

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import zarr
@@ -19,6 +19,9 @@ from td_core.errors import FormatError
 from td_core.spi import parse_json as parse_unique
 from td_core.spi import set_module, unravel_key_to_tuple
 from td_store.arrays import PlannedArray, TextColumn, read_shape
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 #: The dtypes of torch that Zarr has, by their name there.
 DTYPES: dict[str, torch.dtype] = {
@@ -48,6 +51,39 @@ _STRING_BYTES = 32
 _LONGEST_NAME = 200
 
 
+class Named(TypedDict):
+    """A codec, a grid of chunks or an encoding of their names, with its options."""
+
+    name: str
+    configuration: NotRequired[dict[str, Any]]
+
+
+class Consolidated(TypedDict):
+    """The metadata of what is below a root, by name."""
+
+    kind: str
+    must_understand: bool
+    metadata: dict[str, Document]
+
+
+class Document(TypedDict, total=False):
+    """The metadata of an array or a group; of version 2, only what is read of it, with attributes and type of the node."""
+
+    zarr_format: int
+    node_type: str
+    attributes: dict[str, Any]
+    shape: list[int]
+    data_type: str
+    chunk_grid: Named
+    chunk_key_encoding: Named
+    fill_value: object
+    codecs: list[Named]
+    dimension_names: list[str]
+    storage_transformers: list[object]
+    dimension_separator: str
+    consolidated_metadata: Consolidated
+
+
 @set_module("td_zarr.zarr_pickles")
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
@@ -63,7 +99,7 @@ class ArrayInfo:
     """
 
     name: str
-    document: dict[str, Any]
+    document: Document
     shape: torch.Size
     dtype: torch.dtype | None
     logical: str | None = None
@@ -111,7 +147,7 @@ def check_name(name: object, where: str) -> str:
     return name
 
 
-def parse_json(content: bytes | str, where: str) -> dict[str, Any]:
+def parse_json(content: bytes | str, where: str) -> Any:
     """Parse a JSON object, or raise FormatError if it is another value, malformed or repeats a key."""
     document = parse_unique(content, where)
     if not isinstance(document, dict):
@@ -155,12 +191,12 @@ class ChunkOptions:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def make_group_document(attributes: Mapping[str, object]) -> dict[str, Any]:
+def make_group_document(attributes: Mapping[str, object]) -> Document:
     """Return the metadata of a group."""
     return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
 
 
-def make_array_document(array: PlannedArray, dims: list[str], options: ChunkOptions) -> dict[str, Any]:
+def make_array_document(array: PlannedArray, dims: list[str], options: ChunkOptions) -> Document:
     """Return the metadata of an array to write."""
     chosen = options.find(array.path)
     chunks = _spread_rows(chosen.pop("chunks", None), array.shape, array.dtype.itemsize)
@@ -172,7 +208,7 @@ def make_array_document(array: PlannedArray, dims: list[str], options: ChunkOpti
     return make_plain_document(array.dtype, array.shape, dims, attributes, chunks, options.checksums)
 
 
-def make_text_document(column: TextColumn, dims: list[str], options: ChunkOptions) -> dict[str, Any]:
+def make_text_document(column: TextColumn, dims: list[str], options: ChunkOptions) -> Document:
     """Return the metadata of an array of strings to write; filters and serializers are those of numbers."""
     chosen = options.find(column.path)
     chunks = _spread_rows(chosen.get("chunks"), column.shape, _STRING_BYTES)
@@ -191,9 +227,9 @@ def make_plain_document(
     attributes: Mapping[str, object],
     chunks: list[int] | None = None,
     checksums: bool = False,
-) -> dict[str, Any]:
+) -> Document:
     """Return the metadata of an array without compression, by default of one chunk."""
-    codecs: list[dict[str, Any]] = [{"name": "bytes"}]
+    codecs: list[Named] = [{"name": "bytes"}]
     if dtype.itemsize > 1:
         codecs[0]["configuration"] = {"endian": "little"}
     if checksums:
@@ -245,7 +281,7 @@ def _make_with_zarr(
     attributes: dict[str, Any],
     checksums: bool,
     codecs: dict[str, Any],
-) -> dict[str, object]:
+) -> Document:
     """Return the metadata that zarr-python makes of codecs, and of the shape, dtype and fill value of an array."""
     shape, dtype, fill = kind
     if chunks is None:
@@ -273,11 +309,11 @@ def _make_with_zarr(
         **codecs,
     )
     content = made.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
-    document: dict[str, Any] = json.loads(content)
+    document: Document = json.loads(content)
     return document
 
 
-def get_attributes(document: Mapping[str, object], where: str) -> dict[str, Any]:
+def get_attributes(document: Document, where: str) -> dict[str, Any]:
     """Return the attributes of metadata, or raise FormatError if they are not an object."""
     attributes = document.get("attributes")
     if attributes is None:
@@ -289,7 +325,7 @@ def get_attributes(document: Mapping[str, object], where: str) -> dict[str, Any]
     return attributes
 
 
-def read_array_document(name: str, document: dict[str, Any], where: str) -> ArrayInfo:
+def read_array_document(name: str, document: Document, where: str) -> ArrayInfo:
     """Return the array that metadata describes; FormatError if it is malformed."""
     try:
         shape = read_shape(document["shape"])
@@ -311,7 +347,7 @@ def read_array_document(name: str, document: dict[str, Any], where: str) -> Arra
         raise FormatError(f"{where}: the metadata of the array {name!r} is damaged: {error!r}") from error
 
 
-def _check_separator(document: Mapping[str, Any]) -> None:
+def _check_separator(document: Document) -> None:
     """Raise ValueError if the names of chunks are not parts of the path of the array, so that they could leave the group."""
     if document["zarr_format"] == 3:
         encoding = document["chunk_key_encoding"]
@@ -326,7 +362,7 @@ def _check_separator(document: Mapping[str, Any]) -> None:
         )
 
 
-def _find_raw_chunk(document: Mapping[str, Any], shape: torch.Size) -> str | None:
+def _find_raw_chunk(document: Document, shape: torch.Size) -> str | None:
     """Return the key of the only chunk of an array, below its name, if it has the elements as they are in memory."""
     codecs, grid = document["codecs"], document["chunk_grid"]
     plain = len(codecs) == 1 and codecs[0]["name"] == "bytes"
@@ -348,7 +384,7 @@ def allow_strings() -> Iterator[None]:
         yield
 
 
-def _find_dtype(document: dict[str, object]) -> torch.dtype | None:
+def _find_dtype(document: Document) -> torch.dtype | None:
     """Return the dtype of torch in which zarr-python reads an array, or None if it has none."""
     try:
         with allow_strings():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from td_store.arrays import ArrayPlan, PlannedArray, StoredText, TextColumn
 
@@ -12,6 +12,15 @@ from ._array_documents import STACK, join_names
 
 #: The attributes in which tensordict describes a level, and a value.
 LEVEL, VALUE = "__tensordict__", "__tensordict_non_tensor__"
+
+
+class Level(TypedDict, total=False):
+    """The attribute in which tensordict describes a level."""
+
+    batch_size: list[int]
+    version: int
+    names: list[str | None]
+
 
 #: What stacks a node: the stack dim, the number of members, and the name of the dim.
 Stacked = tuple[int, int, str | None]
@@ -53,14 +62,14 @@ def _find_stacked(plan: ArrayPlan) -> dict[int, Stacked]:
     return stacked
 
 
-def describe_levels(plan: ArrayPlan) -> dict[str, dict[str, Any]]:
+def describe_levels(plan: ArrayPlan) -> dict[str, dict[str, Level]]:
     """Return the attributes of the groups of a plan by name, with batch sizes and names as tensordict has them.
 
     A lazy stack whose leaves are stacked is described as the dense level that its arrays are. A level has no batch size there if
     an array below it does not start with that, such as the values of a nested tensor.
     """
     stacked = _find_stacked(plan)
-    result: dict[str, dict[str, Any]] = {"": {}}
+    result: dict[str, dict[str, Level]] = {"": {}}
     for position, row in enumerate(plan.header["nodes"]):
         path = plan.nodes[position]
         name = join_names(path) if path else ""
@@ -78,7 +87,7 @@ def describe_levels(plan: ArrayPlan) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _describe_level(meta: Mapping[str, Any], stacked: Stacked | None) -> dict[str, object]:
+def _describe_level(meta: Mapping[str, Any], stacked: Stacked | None) -> Level:
     size, names = list(meta["batch_size"]), meta.get("names")
     if stacked is not None:
         dim, count, name = stacked
@@ -86,13 +95,13 @@ def _describe_level(meta: Mapping[str, Any], stacked: Stacked | None) -> dict[st
             names = list(names or [None] * len(size))
             names.insert(dim, name)
         size.insert(dim, count)
-    level: dict[str, Any] = {"batch_size": size, "version": 1}
+    level: Level = {"batch_size": size, "version": 1}
     if names is not None:
         level["names"] = names
     return level
 
 
-def describe_values(plan: ArrayPlan) -> dict[str, tuple[dict[str, Any], bytes]]:
+def describe_values(plan: ArrayPlan) -> dict[str, tuple[dict[str, object], bytes]]:
     """Return the attributes and the JSON of the values that tensordict can read, by the name of an array for each."""
     result = {}
     for position, row in enumerate(plan.header["nodes"]):
@@ -107,7 +116,7 @@ def describe_values(plan: ArrayPlan) -> dict[str, tuple[dict[str, Any], bytes]]:
         size = row["meta"].get("batch_size")
         if types is not None or name in plan.arrays or (row["kind"] == "NonTensorStack" and len(size) != 1):
             continue
-        attributes: dict[str, Any] = {VALUE: {"encoding": "json"}}
+        attributes: dict[str, object] = {VALUE: {"encoding": "json"}}
         if row["kind"] == "NonTensorStack":
             attributes[STACK] = size
         result[name] = attributes, json.dumps(plain).encode()

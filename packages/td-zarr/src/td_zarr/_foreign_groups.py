@@ -11,7 +11,7 @@ from td_core.errors import CodecError, FormatError
 from td_core.spi import Encoded, parse_json, split_value
 from td_store.arrays import TableBuilder, find_batch_sizes, read_shape
 
-from ._array_documents import STACK, ArrayInfo, get_attributes
+from ._array_documents import STACK, ArrayInfo, Document, get_attributes
 from ._array_engines import read_now
 from ._dim_labels import LEVEL, VALUE
 from ._zarr_objects import Objects
@@ -30,7 +30,7 @@ class ForeignGroup(TableBuilder):
     """
 
     objects: Objects
-    documents: Mapping[str, Any]
+    documents: Mapping[str, Document]
     arrays: Mapping[str, ArrayInfo]
     allow_pickle: bool
     stack_values: bool
@@ -88,7 +88,7 @@ class ForeignGroup(TableBuilder):
 
     def add_level(self, attributes: Mapping[str, Any]) -> int:
         level = attributes.get(LEVEL)
-        meta: dict[str, Any] = {"batch_size": []}
+        meta: dict[str, object] = {"batch_size": []}
         if level is not None:
             try:
                 if level["version"] != 1:
@@ -105,7 +105,7 @@ class ForeignGroup(TableBuilder):
             self.sized.add(position)
         return position
 
-    def add_array(self, name: str, document: Mapping[str, Any], parent: int) -> Any:
+    def add_array(self, name: str, document: Document, parent: int) -> Any:
         info, attributes = self.arrays[name], get_attributes(document, f"{self.objects.where}: {name!r}")
         size = self.rows[parent]["meta"]["batch_size"]
         if STACK in attributes:
@@ -138,7 +138,7 @@ class ForeignGroup(TableBuilder):
                 f"{self.objects.where}: the attribute {STACK} of {name!r} is damaged: {error}"
             ) from error
 
-    def read_value(self, info: ArrayInfo, about: Any) -> Any:
+    def read_value(self, info: ArrayInfo, about: object) -> object:
         encoding = about.get("encoding") if isinstance(about, dict) else about
         payload = read_now(self.objects, info).tobytes()
         where = f"{self.objects.where}: the value {info.name!r}"
@@ -158,7 +158,7 @@ class ForeignGroup(TableBuilder):
         except Exception as error:  # a pickle raises errors of all kinds
             raise FormatError(f"{where} cannot be unpickled: {error!r}") from error
 
-    def read_elements(self, info: ArrayInfo) -> Any:
+    def read_elements(self, info: ArrayInfo) -> object:
         array = read_now(self.objects, info)
         try:
             value = array.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from td_store.arrays import compute_check, list_array_names, list_texts, load_ar
 from ._array_documents import (
     INCOMPLETE,
     ArrayInfo,
+    Document,
     check_name,
     get_attributes,
     parse_json,
@@ -95,11 +96,11 @@ def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bo
     return GroupContent(objects, arrays, table, not header.get("sparse"), True, texts=texts)
 
 
-def read_root(objects: Objects) -> dict[str, Any]:
+def read_root(objects: Objects) -> Document:
     """Return the metadata of the root of a group of any version of the format."""
     content, old = objects.get_many(["zarr.json", ".zgroup"])
     if content is not None:
-        root = parse_json(content, f"{objects.where}: zarr.json")
+        root: Document = parse_json(content, f"{objects.where}: zarr.json")
         if root.get("node_type") != "group" or root.get("zarr_format") != 3:
             raise FormatError(
                 f"{objects.where} is not a Zarr group: its node_type is {root.get('node_type')!r:.100}, and its "
@@ -115,13 +116,11 @@ def read_root(objects: Objects) -> dict[str, Any]:
     }
 
 
-def _read_arrays(objects: Objects, documents: Mapping[str, dict[str, object]]) -> dict[str, ArrayInfo]:
+def _read_arrays(objects: Objects, documents: Mapping[str, Document]) -> dict[str, ArrayInfo]:
     return {name: read_array_document(name, document, objects.where) for name, document in documents.items()}
 
 
-def find_documents(
-    objects: Objects, root: Mapping[str, object], names: Sequence[str]
-) -> dict[str, dict[str, Any]]:
+def find_documents(objects: Objects, root: Document, names: Sequence[str]) -> dict[str, Document]:
     """Return the metadata of arrays: as consolidated in the root, or else from the array itself; FormatError without one."""
     for name in names:
         check_name(name, objects.where)
@@ -140,7 +139,7 @@ def find_documents(
     return {name: result[name] for name in names}
 
 
-def get_consolidated(root: Mapping[str, object], where: str) -> dict[str, Any]:
+def get_consolidated(root: Document, where: str) -> dict[str, Document]:
     """Return the metadata of all groups and arrays that a root has, by name; FormatError if it is malformed."""
     consolidated = root.get("consolidated_metadata")
     metadata = consolidated.get("metadata") if isinstance(consolidated, dict) else consolidated
@@ -151,7 +150,7 @@ def get_consolidated(root: Mapping[str, object], where: str) -> dict[str, Any]:
     return metadata
 
 
-def list_documents(objects: Objects, root: Mapping[str, object]) -> dict[str, dict[str, Any]]:
+def list_documents(objects: Objects, root: Document) -> dict[str, Document]:
     """Return the metadata of all groups and arrays below a root of any version of the format, by name."""
     if root["zarr_format"] == 3:
         consolidated = get_consolidated(root, objects.where)
@@ -179,7 +178,7 @@ def list_documents(objects: Objects, root: Mapping[str, object]) -> dict[str, di
 _OLD = {".zarray": "array", ".zgroup": "group"}
 
 
-def _list_old_documents(objects: Objects) -> dict[str, dict[str, object]]:
+def _list_old_documents(objects: Objects) -> dict[str, Document]:
     """Return the metadata of version 2, with the attributes and the type of each node in it."""
     content = objects.get(".zmetadata")
     if content is not None:
@@ -202,14 +201,15 @@ def _list_old_documents(objects: Objects) -> dict[str, dict[str, object]]:
     return result
 
 
-def _join_old(document: object, attributes: object, file: str, where: str) -> dict[str, object]:
+def _join_old(document: object, attributes: object, file: str, where: str) -> Document:
     """Return the metadata of a node of version 2 with its attributes and the type of the node in it."""
     if not isinstance(document, dict) or not isinstance(attributes, dict):
         raise FormatError(f"{where}: a {file} or .zattrs is not a JSON object")
-    return {**document, "attributes": attributes, "node_type": _OLD[file], "zarr_format": 2}
+    joined = {**document, "attributes": attributes, "node_type": _OLD[file], "zarr_format": 2}
+    return cast("Document", joined)
 
 
-def find_old_document(objects: Objects, name: str) -> dict[str, Any]:
+def find_old_document(objects: Objects, name: str) -> Document:
     """Return the metadata of an array of version 2, with its attributes; FormatError if it is missing."""
     content, attributes = objects.get_many([f"{name}/.zarray", f"{name}/.zattrs"])
     if content is None:

@@ -30,7 +30,14 @@ from td_store.arrays import (
     take_texts,
 )
 
-from ._array_documents import ArrayInfo, ChunkOptions, join_names, make_text_document, read_array_document
+from ._array_documents import (
+    ArrayInfo,
+    ChunkOptions,
+    Document,
+    join_names,
+    make_text_document,
+    read_array_document,
+)
 from ._array_engines import write_changed_rows, write_texts
 from ._dim_labels import name_dims
 from ._group_header import GroupContent, list_documents, read_group
@@ -81,7 +88,7 @@ class _LiveGroup(LiveStore):
         change.edit(edit)
         for path in change.added:
             edit.put(path, None)
-        documents: Mapping[str, object] = list_documents(self.objects, self.objects.root)
+        documents: Mapping[str, Document] = list_documents(self.objects, self.objects.root)
         spare = _find_spare(documents)
         below = join_names((spare,))
         self.objects.remove([below])  # what a process that was killed has left
@@ -121,10 +128,10 @@ class _LiveGroup(LiveStore):
         self,
         edit: TableEdit,
         group: GroupContent,
-        documents: Mapping[str, object],
+        documents: Mapping[str, Document],
         planned: Sequence[_PlannedEntry],
         gone: Iterable[str],
-    ) -> tuple[GroupContent, Mapping[str, object]]:
+    ) -> tuple[GroupContent, Mapping[str, Document]]:
         """Write the arrays of new entries, and the root without those that are ``gone``; return what the group has then."""
         old, arrays, texts = {*gone}, dict(group.arrays), dict(group.texts)
         documents = {name: document for name, document in documents.items() if name not in old}
@@ -156,8 +163,8 @@ class _LiveGroup(LiveStore):
         before: GroupContent,
         table: Encoded,
         texts: dict[str, ArrayInfo],
-        documents: Mapping[str, object],
-    ) -> Mapping[str, object]:
+        documents: Mapping[str, Document],
+    ) -> Mapping[str, Document]:
         """Write the text columns that were written in place, and return the metadata with that of new ones."""
         known, paths = find_old_names(before.table, table), table.node_paths(members=False)
         taken = {*documents}
@@ -182,7 +189,7 @@ class _LiveGroup(LiveStore):
             documents = {**documents, name: document}
         return documents
 
-    def _write_root(self, group: GroupContent, documents: Mapping[str, object]) -> None:
+    def _write_root(self, group: GroupContent, documents: Mapping[str, Document]) -> None:
         """Write the root of a group, with the metadata of its groups and arrays."""
         header = add_texts(make_table_header(group.table))
         names = {name for place in group.table.leaves for name in list_names(place)}
@@ -218,7 +225,7 @@ class _PlannedEntry(NamedTuple):
     group: PlannedGroup
 
 
-def _find_spare(documents: Mapping[str, object]) -> str:
+def _find_spare(documents: Mapping[str, Document]) -> str:
     """Return the key of a group for arrays that later get another name; one is taken if a process was killed before that."""
     keys = (f"{TEMPORARY}{number}" for number in itertools.count())
     return next(key for key in keys if join_names((key,)) not in documents)
@@ -235,7 +242,7 @@ def _list_below(group: str, documents: Iterable[str]) -> list[str]:
 
 
 def _find_unused(
-    documents: Mapping[str, object], used: set[str], arrays: set[str], removed: Iterable[KeyPath]
+    documents: Mapping[str, Document], used: set[str], arrays: set[str], removed: Iterable[KeyPath]
 ) -> list[str]:
     """Return the names of the groups and arrays that no entry needs after some were removed, groups after their content."""
     needed = {name[:end] for name in used for end, char in enumerate(name) if char == "/"} | used

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from td_core.errors import FormatError
 
-from ._array_documents import ArrayInfo, read_array_document
+from ._array_documents import ArrayInfo, Document, read_array_document
 from ._group_header import find_documents, find_old_document, read_root
 from ._zarr_objects import Objects
 
@@ -51,7 +51,7 @@ class OpenedArray:
             document = find_old_document(self.objects, self.info.name)
         self._known, self._version = (None, self._compare(document)), version
 
-    def _compare(self, document: dict[str, object]) -> ArrayInfo:
+    def _compare(self, document: Document) -> ArrayInfo:
         """Return the array with new metadata; raise FormatError if its elements are not those of the opened array."""
         old, new = self.info, read_array_document(self.info.name, document, self.objects.where)
         grows = len(old.shape) == len(new.shape) and all(a <= b for a, b in zip(old.shape, new.shape))

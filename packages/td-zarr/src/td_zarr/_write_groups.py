@@ -22,6 +22,8 @@ from ._array_documents import (
     NATIVE,
     ArrayInfo,
     ChunkOptions,
+    Consolidated,
+    Document,
     get_attributes,
     join_names,
     make_array_document,
@@ -128,9 +130,7 @@ class PlannedGroup:
         root: the metadata of the root.
     """
 
-    def __init__(
-        self, plan: ArrayPlan, documents: dict[str, dict[str, object]], *, sparse: bool = False
-    ) -> None:
+    def __init__(self, plan: ArrayPlan, documents: dict[str, Document], *, sparse: bool = False) -> None:
         self.plan = plan
         levels = describe_levels(plan)
         infos = {name: read_array_document(name, document, "") for name, document in documents.items()}
@@ -146,10 +146,10 @@ class PlannedGroup:
             documents[name] = make_plain_document(torch.uint8, [len(content)], dims, attributes)
             self.values[f"{name}/c.0"] = content
         groups = {name: make_group_document(attributes) for name, attributes in levels.items() if name}
-        self.documents: dict[str, object] = {**groups, **documents}
+        self.documents: dict[str, Document] = {**groups, **documents}
         header = {**plan.header, "sparse": True} if sparse else plan.header
         self.root = make_group_document({**levels[""], "td": json.dumps(header, separators=(",", ":"))})
-        nested = {
+        nested: dict[str, Document] = {
             name: {**document, "consolidated_metadata": consolidate({})} for name, document in groups.items()
         }
         self.root["consolidated_metadata"] = consolidate({**self.documents, **nested})
@@ -160,7 +160,7 @@ class PlannedGroup:
         return sum(item.nbytes for item in self.plan.arrays.values())
 
 
-def consolidate(documents: Mapping[str, object]) -> dict[str, Any]:
+def consolidate(documents: Mapping[str, Document]) -> Consolidated:
     """Return the consolidated metadata of a root, where the children of a group are together: zarr sorts by depth alone."""
     names = sorted(documents, key=lambda name: name.split("/"))
     return {"kind": "inline", "must_understand": False, "metadata": {name: documents[name] for name in names}}

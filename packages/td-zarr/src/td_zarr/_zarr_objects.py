@@ -28,6 +28,7 @@ from zarr.core.sync import sync
 from td_core.errors import FormatError, MissingPluginError, TensorDictError
 from td_core.spi import open_regular, set_module
 
+from ._array_documents import Document
 from ._group_locks import GroupLock, lock_store
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Objects:
     #: What :meth:`read_version` returned when the header of td was read; None if the group has none.
     version: object = None
     #: The metadata of the root, if it was read again since then.
-    root: Mapping[str, Any] = {}
+    root: Document = Document()
 
     def get(self, key: str) -> bytes | None:
         """Return the content of an object, or None if there is no object with this key."""
