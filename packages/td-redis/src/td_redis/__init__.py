@@ -19,7 +19,8 @@ from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._redis_source import Connection, RedisSource
-    from ._stores import STORE_BACKENDS, LazyStackedTensorDictStore, TensorDictStore, from_store, to_store
+    from ._stores import STORE_BACKENDS, LazyStackedTensorDictStore, TensorDictStore, from_store
+    from .plugin import to_store
 
 __all__ = [
     "STORE_BACKENDS", "Connection", "LazyStackedTensorDictStore", "RedisSource", "TensorDictStore", "from_store",
@@ -35,8 +36,9 @@ __getattr__, __dir__ = _lazy_names(
     {
         "._redis_source": ["Connection", "RedisSource"],
         "._stores": [
-            "STORE_BACKENDS", "LazyStackedTensorDictStore", "TensorDictStore", "from_store", "to_store", *_OF_PICKLES,
+            "STORE_BACKENDS", "LazyStackedTensorDictStore", "TensorDictStore", "from_store", *_OF_PICKLES,
         ],
+        ".plugin": ["to_store"],
     },
     _OF_PICKLES,
 )  # fmt: skip

@@ -234,9 +234,7 @@ def write_content(
         with client.pipeline() as pipe:
             while True:
                 with expect_changes():
-                    pipe.watch(
-                        connection.key("td"), connection.key("__keys__"), connection.key("__batch_size__")
-                    )
+                    pipe.watch(*map(connection.key, ("td", "__keys__", "__batch_size__")))
                     old = None
                     with suppress(FileNotFoundError):
                         old = read_content(connection)
@@ -259,8 +257,9 @@ def _write(
     key, token = connection.key, secrets.token_hex(8)
     arrays = {name: array for plan in plans for name, array in plan.arrays.items()}
     sources = {} if old is None else old.sources
-    kept = _list_arrays(table) - arrays.keys()
-    removed = [name for name in sources if name not in kept and pipe.exists(key("d", name))]
+    shapes = {name: (arrays.get(name) or sources[name]).shape for name in _list_arrays(table)}
+    gone = sources.keys() - (shapes.keys() - arrays.keys())
+    removed = [name for name in gone if pipe.exists(key("d", name))]
     _upload(client, {key(token, "new", name): array for name, array in arrays.items()}, blank)
     pipe.multi()
     for name in removed:
@@ -274,29 +273,17 @@ def _write(
     before = {} if old is None else dict(_list_visible(old.table))
     visible = dict(_list_visible(table))
     for name, value in {**dict.fromkeys(before), **visible}.items():
-        if before.get(name) != value and name not in kept | arrays.keys():
+        if before.get(name) != value and name not in shapes:
             pipe.delete(key("d", name), key("m", name))
             if value is not None:
-                pipe.set(key("d", name), value[1]).hset(
-                    key("m", name), mapping={"is_non_tensor": 1, "encoding": value[0]}
-                )
-    shapes = {
-        **{name: sources[name].shape for name in kept},
-        **{name: array.shape for name, array in arrays.items()},
-    }
-    header = {
-        **make_table_header(table),
-        **extra,
-        "keys": sorted(visible),
-        "check": compute_check(shapes.items()),
-    }
+                pipe.set(key("d", name), value[1])
+                pipe.hset(key("m", name), mapping={"is_non_tensor": 1, "encoding": value[0]})
+    own = {**extra, "keys": sorted(visible), "check": compute_check(shapes.items())}
     meta = table.nodes[0]["meta"]
-    pipe.set(key("td"), json.dumps(header, separators=(",", ":"))).set(
-        key("__device__"), meta.get("device") or ""
-    )
-    pipe.set(key("__batch_size__"), json.dumps(meta.get("batch_size", []))).delete(key("__keys__")).incr(
-        key("gen")
-    )
+    pipe.set(key("td"), json.dumps({**make_table_header(table), **own}, separators=(",", ":")))
+    pipe.set(key("__device__"), meta.get("device") or "")
+    pipe.set(key("__batch_size__"), json.dumps(meta.get("batch_size", [])))
+    pipe.incr(key("gen")).delete(key("__keys__"))
     if visible:
         pipe.sadd(key("__keys__"), *visible)
     ttl, keys = extra.get("ttl"), list_keys(connection, {*shapes, *visible})

@@ -133,6 +133,11 @@ class _OnServer:
     #: For each block of this object whether it undoes an operation.
     _blocks: Sequence[bool] = ()
 
+    @classmethod
+    def from_store(cls, *, td_id: str, **kwargs: Any) -> Any:
+        """Open a collection by its id; see :func:`td_redis.from_store`."""
+        return from_store(td_id=td_id, **kwargs)
+
     @property
     def td_id(self) -> str:
         """The id under which :meth:`from_store` opens the collection."""
@@ -333,7 +338,7 @@ class TensorDictStore(_OnServer, LiveCollection):
         >>> TensorDictStore.from_tensordict(TensorDict({"a": torch.ones(2)}), client=fakeredis.FakeRedis())["a"].sum()
         tensor(2.)
         """
-        return to_store(td, device=device, **kwargs)
+        return store_collection(td, device=device, **kwargs)
 
     @classmethod
     def from_dict(  # type: ignore[override]  # the signature of tensordict
@@ -360,7 +365,7 @@ class TensorDictStore(_OnServer, LiveCollection):
             batch_dims=batch_dims,
             names=names,
         )
-        return to_store(data, device=device, **kwargs)
+        return store_collection(data, device=device, **kwargs)
 
     @classmethod
     def from_schema(
@@ -385,11 +390,6 @@ class TensorDictStore(_OnServer, LiveCollection):
         for key, (shape, dtype) in schema.items():
             data.set(key, torch.zeros((), dtype=as_dtype(dtype)).expand((*size, *shape)))
         return save(data, connect(td_id, **kwargs), device, {"ttl": ttl}, blank=True)
-
-    @classmethod
-    def from_store(cls, *, td_id: str, **kwargs: Any) -> Any:
-        """Open a collection by its id; see :func:`td_redis.from_store`."""
-        return from_store(td_id=td_id, **kwargs)
 
     def _children(self) -> Any:
         store = self._store
@@ -436,11 +436,9 @@ class LazyStackedTensorDictStore(_OnServer, LazyStackedTensorDict):
 
     def __init__(self, *, count: int, stack_dim: int = 0, inner_batch_size: Any, **kwargs: Any) -> None:
         members = [TensorDict({}, inner_batch_size) for _ in range(count)]
-        self._take(to_store(LazyStackedTensorDict(*members, stack_dim=stack_dim), **kwargs))
-
-    def _take(self, other: Any) -> None:
-        super().__init__(*other.tensordicts, stack_dim=other.stack_dim, stack_dim_name=other.stack_dim_name)
-        self._store, self._is_made = other._store, other._is_made
+        made = store_collection(LazyStackedTensorDict(*members, stack_dim=stack_dim), **kwargs)
+        super().__init__(*made.tensordicts, stack_dim=made.stack_dim)
+        self._store, self._is_made = made._store, True
 
     @classmethod
     def _of_members(cls, store: Store, members: Sequence[Any], dim: Sequence[Any]) -> Any:
@@ -454,17 +452,12 @@ class LazyStackedTensorDictStore(_OnServer, LazyStackedTensorDict):
         """Store a lazy stack, and return it opened; the options are those of :class:`TensorDictStore`."""
         if not isinstance(lazy_td, LazyStackedTensorDict):
             raise TypeError(f"from_lazy_stack() takes a lazy stack; got a {type(lazy_td).__name__}")
-        return to_store(lazy_td, device=device, **kwargs)
+        return store_collection(lazy_td, device=device, **kwargs)
 
     def to_local(self) -> Any:
         """Return a copy in memory."""
         members = [member.clone() for member in self.tensordicts]
         return LazyStackedTensorDict(*members, stack_dim=self.stack_dim, stack_dim_name=self.stack_dim_name)
-
-    @classmethod
-    def from_store(cls, *, td_id: str, **kwargs: Any) -> Any:
-        """Open a stack by its id; see :meth:`TensorDictStore.from_store`."""
-        return from_store(td_id=td_id, **kwargs)
 
     def _edit_together(self) -> Any:
         return self._store.edit_together() if self._store is not None else super()._edit_together()
@@ -488,7 +481,7 @@ def rebuild_stack(store: Store, members: Sequence[Any], dim: Sequence[Any]) -> A
     return LazyStackedTensorDictStore._of_members(store, members, dim)
 
 
-def to_store(
+def store_collection(
     data: Any,
     *,
     device: DeviceType | None = None,
@@ -497,7 +490,7 @@ def to_store(
     allow_pickle: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Store a collection; see :func:`td_redis.plugin.to_store`."""
+    """Store a collection, and return it opened; ``kwargs`` are the place."""
     if allow_pickle:
         raise ValueError("td-redis never writes pickles: allow_pickle must be False")
     connection = connect(td_id, **kwargs)

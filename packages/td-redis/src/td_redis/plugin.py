@@ -32,10 +32,10 @@ def to_store(
         >>> store["a"].clone()
         tensor([0., 5., 0.])
     """
-    from ._stores import to_store
+    from ._stores import store_collection
 
     place: dict[str, Any] = {"host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path}
-    return to_store(data, device=device, backend=backend, prefix=prefix, **place, **kwargs)
+    return store_collection(data, device=device, backend=backend, prefix=prefix, **place, **kwargs)
 
 
 @hookimpl
