@@ -140,16 +140,14 @@ def _multiply(key: str, left: Tensor, right: Tensor, n_left: int, n_right: int, 
         (left.ndim - n_left, right.ndim - n_right),
         f"{list(left.shape)} and {list(right.shape)}",
     )
-    if 0 in features:
-        raise ValueError(
-            f"matmul: {show_path((key,))} of shapes {shapes}: a matrix or a vector has one feature dim at least"
-        )
     left = left.unsqueeze(-2) if features[0] == 1 else left
     right = right.unsqueeze(-1) if features[1] == 1 else right
     if n_left == n_right:
         ndim = max(left.ndim, right.ndim)
         left, right = align_dims(left, ndim, n_left), align_dims(right, ndim, n_right)
     try:
+        if 0 in features:
+            raise ValueError("a matrix or a vector has one feature dim at least")
         result = torch.matmul(left, right)
     except LEAF_ERRORS as error:
         raise rephrase_error(error, f"matmul: {show_path((key,))} of shapes {shapes}: {error}") from error

@@ -29,18 +29,15 @@ from .operands import combine, run_each_leaf, write_result
 Handler = Callable[..., Any]
 
 #: Keyword names of torch functions that differ from those of the methods: torch's name -> method's name.
-KEYWORDS = {
+KEYWORDS: dict[object, dict[str, str]] = {
+    **{join: {"tensors": "input"} for join in (torch.cat, torch.concat, torch.concatenate, torch.stack)},
     torch.broadcast_to: {"size": "shape"},
-    torch.cat: {"tensors": "input"},
-    torch.concat: {"tensors": "input"},
-    torch.concatenate: {"tensors": "input"},
     torch.clamp_max: {"max": "other"},
     torch.clamp_min: {"min": "other"},
     torch.max: {"other": "dim"},
     torch.min: {"other": "dim"},
     torch.pow: {"exponent": "other"},
     torch.reshape: {"shape": "size"},
-    torch.stack: {"tensors": "input"},
     torch.swapdims: {"dim0": "axis0", "dim1": "axis1"},
     torch.unflatten: {"sizes": "unflattened_size"},
 }
