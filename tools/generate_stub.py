@@ -48,38 +48,47 @@ class Function:
                 found |= {each.name: f"import {each.name}" for each in node.names}
         return found
 
+    def own_names(self) -> set[str]:
+        """Return the names of classes that the package has, and the stub cannot import."""
+        names = {node.name for node in self.tree.body if isinstance(node, ast.ClassDef)}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                names |= {each.name for each in node.names}
+        return names
+
     def write(self) -> tuple[str, set[str]]:
         """Return the text of the method, and the names that its annotations use."""
         arguments, own = self.node.args, "self"
-        returns: ast.expr | None = self.node.returns
+        new = dict.fromkeys(self.own_names(), "Any")
         if self.kind == "make_classmethod":
-            own, returns = "cls", ast.Name("Self")
+            own, self.node.returns = "cls", ast.Name("Self")
         else:
             first = arguments.args.pop(0)
             if first.annotation is not None and ast.unparse(first.annotation).endswith("T"):
-                returns = Renamed(ast.unparse(first.annotation)).visit(returns)
+                new[ast.unparse(first.annotation)] = "Self"
+        arguments = Renamed(new).visit(arguments)
+        returns = Renamed(new).visit(self.node.returns or ast.Name("None"))
         names = {
             node.id
             for part in (*iter_annotations(arguments), returns)
-            if part is not None
             for node in ast.walk(part)
             if isinstance(node, ast.Name)
         }
-        lines = wrap(self.name, [own, *iter_parameters(arguments)], ast.unparse(returns or ast.Name("None")))
+        lines = wrap(self.name, [own, *iter_parameters(arguments)], ast.unparse(returns))
         decorator = {"make_classmethod": ["@classmethod"], "property": ["@property"]}.get(self.kind, [])
         sentence = (ast.get_docstring(self.node) or "").splitlines()[0].partition(". ")[0].rstrip(".") + "."
         return "\n".join(f"    {line}" for line in [*decorator, *lines, f'    """{sentence}"""']), names
 
 
 class Renamed(ast.NodeTransformer):
-    """Put ``Self`` in the place of the type variable of the first parameter."""
+    """Rename the names of a mapping."""
 
-    def __init__(self, variable: str) -> None:
-        self.variable = variable
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         """Rename one name."""
-        return ast.Name("Self") if node.id == self.variable else node
+        return ast.Name(self.names.get(node.id, node.id))
 
 
 def iter_annotations(arguments: ast.arguments) -> Iterator[ast.expr]:
@@ -162,7 +171,11 @@ def make_stub() -> str:
         for name in names:
             text, used = found[name].write()
             methods.append(text)
-            imports = {"Self": "from typing_extensions import Self", **found[name].imports()}
+            imports = {
+                "Self": "from typing_extensions import Self",
+                "Any": "from typing import Any",
+                **found[name].imports(),
+            }
             statements |= {imports[each] for each in used if each in imports}
     return HEAD.format(imports="\n".join(sort_imports(statements))) + "\n".join(methods) + "\n"
 

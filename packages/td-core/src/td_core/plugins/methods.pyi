@@ -277,7 +277,7 @@ class DeclaredMethods:
         group: ProcessGroup | None = None,
         async_op: bool = False,
         bucket_bytes: int | None = None,
-    ) -> Any:
+    ) -> list[Any] | None:
         """Reduce every leaf over all ranks, in place; non-tensor data is not changed."""
     def reduce(
         self,
@@ -288,7 +288,7 @@ class DeclaredMethods:
         group: ProcessGroup | None = None,
         *,
         bucket_bytes: int | None = None,
-    ) -> Any:
+    ) -> list[Any] | None:
         """Reduce every leaf over all ranks into the collection of the rank ``dst``, in place; other ranks keep theirs."""
     def to_safetensors(self, path: str | os.PathLike[str], **options: object) -> Self:
         """Save the collection as a safetensors file; see :func:`td_safetensors.save`."""
@@ -309,7 +309,7 @@ class DeclaredMethods:
         non_tensor_as_stack: bool = False,
     ) -> Self:
         """Open an HDF5 file; see :func:`td_hdf5.from_h5`."""
-    def to_zarr(self, filename: Any, **options: Any) -> Any:
+    def to_zarr(self, filename: str | os.PathLike[str], **options: Any) -> Any:
         """Save the collection as a Zarr group, and open that for writing; see :func:`td_zarr.to_zarr`."""
     @classmethod
     def from_zarr(cls, filename: Any, **options: Any) -> Self:
