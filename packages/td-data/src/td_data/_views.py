@@ -153,7 +153,7 @@ def _find_rows(view: Any) -> Any:
 class Selected(View):
     """The rows of a view that a ``Subset`` of torch selects."""
 
-    def __init__(self, data: Any, indices: Sequence[int] | Tensor) -> None:
+    def __init__(self, data: object, indices: Sequence[int] | Tensor) -> None:
         self.data, self.indices = as_view(data), torch.as_tensor(indices, dtype=torch.int64)
         self._form = getattr(self.data, "_form", None)
 
@@ -168,7 +168,7 @@ class Selected(View):
         return Selected(self.data.at_epoch(epoch), self.indices) if hasattr(self.data, "at_epoch") else self
 
 
-def as_view(data: Any) -> Any:
+def as_view(data: object) -> Any:
     """Return a view of what ``random_split`` of torch returns, or of several data sets as one; other data as it is."""
     if type(data) is Subset:
         return Selected(data.dataset, data.indices)

@@ -225,7 +225,7 @@ def missing_key_error(node: Core, key: object, path: tuple[str, ...] = ()) -> Ke
 def _find_nested(root: Core, key: str) -> tuple[str, ...]:
     """Return the path of the entry that a key with dots or slashes names; empty if there is none."""
     for path in (tuple(key.split(separator)) for separator in "./" if separator in key):
-        node: Any = root
+        node: object = root
         for part in path:
             node = node._children().get(part) if has_entries(node) else None
         if node is not None:
