@@ -9,17 +9,17 @@ from operator import attrgetter
 from typing import Any
 
 import griffe
-from reference_names import ROLE
+from reference_names import ROLE, link_role
 
 #: A decorator of functions whose signature has the fields of a dataclass.
 DECLARED = re.compile(r"shows\(")
 
 
 def markdown(text: str) -> str:
-    """Convert the examples of a docstring to fenced code blocks, and its roles to code spans."""
+    """Convert the examples of a docstring to fenced code blocks, and its roles to links or code spans."""
     lines: list[str] = []
     fenced = False
-    for line in ROLE.sub(r"`\1`", text).splitlines():
+    for line in ROLE.sub(link_role, text).splitlines():
         if line.lstrip().startswith(">>>") and not fenced:
             lines += ["", "```pycon"]
             fenced = True

@@ -152,3 +152,9 @@ def link(match: re.Match[str]) -> str:
     """Return a code span as a link to its place in the reference, or as it is if it has none."""
     target = match["name"] and find_target(match["name"], is_called=bool(match["call"]))
     return f"[{match[0]}][{target}]" if target else match[0]
+
+
+def link_role(match: re.Match[str]) -> str:
+    """Return the role of a docstring as a link to its place in the reference, or as a code span if it has none."""
+    target = find_target(match[1], is_called=False)
+    return f"[`{match[1]}`][{target}]" if target else f"`{match[1]}`"

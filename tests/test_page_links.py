@@ -52,3 +52,17 @@ def test_public_names_of_page_lead_to_the_reference(page: Path, names: dict[str,
             continue
         word = name if match["call"] is None else f"{name}()"
         assert names["link"](match) != match[0] or word in names["AMBIGUOUS"] | UNLINKED.keys(), word
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        (":func:`td_core.save`", "[`td_core.save`][td_core.save]"),
+        (":meth:`memmap`", "[`memmap`][td_core.TensorDict.memmap]"),
+        (":class:`~td_data.Loader`", "[`td_data.Loader`][td_data.Loader]"),
+        (":class:`torch.Tensor`", "`torch.Tensor`"),
+        (":meth:`get`", "`get`"),
+    ],
+)
+def test_role_of_docstring_leads_to_the_reference(role: str, expected: str, names: dict[str, Any]) -> None:
+    assert names["ROLE"].sub(names["link_role"], role) == expected
