@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -68,7 +67,7 @@ class ZarrFormat(Serializer):
 _FORMAT = ZarrFormat()
 
 
-def to_zarr(self: Any, filename: str | os.PathLike[str], **options: Any) -> Any:
+def to_zarr(self: Any, filename: object, **options: Any) -> Any:
     """Save the collection as a Zarr group, and open that for writing; see :func:`td_zarr.to_zarr`.
 
     Example:

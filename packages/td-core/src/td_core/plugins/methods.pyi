@@ -309,7 +309,7 @@ class DeclaredMethods:
         non_tensor_as_stack: bool = False,
     ) -> Self:
         """Open an HDF5 file; see :func:`td_hdf5.from_h5`."""
-    def to_zarr(self, filename: str | os.PathLike[str], **options: Any) -> Any:
+    def to_zarr(self, filename: object, **options: Any) -> Any:
         """Save the collection as a Zarr group, and open that for writing; see :func:`td_zarr.to_zarr`."""
     @classmethod
     def from_zarr(cls, filename: Any, **options: Any) -> Self:
