@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from td_core import Problem, Report
 from td_core.errors import FormatError
@@ -19,11 +19,14 @@ from ._load import check_metadata, retry_on_replace
 from ._meta import FileTree, parse_json, read_if_there, read_json
 from ._object_trees import open_tree
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 
 class CheckedTree(FileTree, Protocol):
     """Files whose content is compared."""
 
-    def chunks(self, path: Parts) -> Iterator[Any]:
+    def chunks(self, path: Parts) -> Iterator[Buffer]:
         """Yield the content of a file in chunks."""
 
 

@@ -7,7 +7,7 @@ becomes []. A dim, a name or a tuple of these reduces batch dims. ``"feature"`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from functools import reduce as reduce_in_order
 from operator import methodcaller
@@ -40,7 +40,8 @@ from .operands import raise_at_entry, raise_at_leaf, run_each_leaf, transform, w
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., object])
-Dims = Any  # an int or name, a tuple of these, None or NO_DEFAULT
+#: A dim or several, by position or name; None and NO_DEFAULT as torch and collections have them.
+Dims = int | str | Sequence[int | str] | NoDefault | None
 KeyTransform = Callable[[NestedKey], NestedKey]
 
 
@@ -262,7 +263,11 @@ def _reduce(
 
 
 def reduce_bools(
-    node: Core, combine: Callable[..., bool], leaf: Callable[[Tensor], object], dim: object, keep: bool
+    node: Core,
+    combine: Callable[..., bool],
+    leaf: Callable[[Tensor], object],
+    dim: Dims,
+    keep: bool,
 ) -> object:
     """Compute ``all`` or ``any``: one bool, or a collection of bools if there is a dim, or dims are kept."""
     if dim is not None or keep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -98,7 +99,9 @@ class ReductionMixin(Core):
         """
         return compute_norms(self, out, dtype, key_transform, reduce)
 
-    def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: object = None) -> Self:
+    def logsumexp(
+        self, dim: int | str | Sequence[int | str] | None = None, keepdim: bool = False, *, out: object = None
+    ) -> Self:
         """Return the logarithm of the sum of exponentials, over batch dims.
 
         Args:

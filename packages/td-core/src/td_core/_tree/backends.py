@@ -85,7 +85,7 @@ class Keeper:
     def check(self, node: Core, values: Sequence[object]) -> None:
         """Raise an error if the values of ``node`` cannot be stored here."""
 
-    def lock(self, node: Core) -> AbstractContextManager[Any]:
+    def lock(self, node: Core) -> AbstractContextManager[object]:
         """Return a context manager that excludes writes of other processes."""
         return nullcontext()
 

@@ -34,7 +34,7 @@ Child = Union[Tensor, "Core"]
 CoreT = TypeVar("CoreT", bound="Core")
 
 
-Undo = Callable[[Any], Any]
+Undo = Callable[[Any], object]
 
 
 #: The treedef that ``_flatten_leaves`` returns for ``_unflatten``: a list with a copy of the entries of each visited node;

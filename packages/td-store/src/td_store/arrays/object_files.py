@@ -6,13 +6,17 @@ import errno
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from td_core.errors import UnsupportedOperationError
 from td_core.spi import Serializer, decode, encode, make_reporter
 from td_core.typing import ObjectInfo, ObjectStore, Progress
 
 from .byte_ranges import Bytes, read_objects
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 
 #: So many bytes of an object are cached, and those of the last fetch.
 _CACHED = 1 << 26
@@ -213,11 +217,11 @@ class NewTree:
                 store.where,
             ) from error
 
-    def write(self, name: str, content: Iterable[Any]) -> None:
+    def write(self, name: str, content: Iterable[Buffer]) -> None:
         """Write an object of the new save."""
         self.written[name] = self.store.write(name, content)
 
-    def commit(self, content: Iterable[Any], old: Iterable[str] = ()) -> None:
+    def commit(self, content: Iterable[Buffer], old: Iterable[str] = ()) -> None:
         """Write the root, and remove the objects of the old save that the new one does not have."""
         self.write(self.root, content)
         left = sorted(set(old) - self.written.keys())

@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core.typing import Source
+from td_core.typing import Source, SourceIndex
 
 from .._stored_tensor import StoredTensor
 
@@ -225,7 +226,10 @@ class SourceTests:
     def test_write_to_result_of_read_leaves_the_array(self, tmp_path: Path) -> None:
         array = _make((3, 2))
         source = self.make(array, tmp_path)
-        indices: list[Any] = [(slice(0, 3, 1), slice(0, 2, 1)), (torch.tensor([0, 2]), slice(0, 2, 1))]
+        indices: list[SourceIndex] = [
+            (slice(0, 3, 1), slice(0, 2, 1)),
+            (torch.tensor([0, 2]), slice(0, 2, 1)),
+        ]
         for index in indices:
             source.read(index).zero_()
         check_equal(StoredTensor(source), array)
@@ -295,7 +299,7 @@ class SourceTests:
             check_equal(stored, array)
 
 
-def _write_in_process(stored: StoredTensor, queue: Any) -> None:
+def _write_in_process(stored: StoredTensor, queue: Queue[list[float]]) -> None:
     queue.put(stored[1:3].tolist())
     stored[2] = -1.0
     stored.flush()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class RawFile:
     #: Two threads may write parts of one row, which is written as a whole.
     _writing = threading.Lock()
 
-    def __init__(self, path: str | Path, shape: Any, dtype: torch.dtype, start: int = 0) -> None:
+    def __init__(self, path: str | Path, shape: Sequence[int], dtype: torch.dtype, start: int = 0) -> None:
         self.path, self.shape, self.dtype, self.start = str(path), torch.Size(shape), dtype, start
 
     def __repr__(self) -> str:
@@ -121,7 +122,7 @@ class RawFile:
         return rows if index else rows.view(())
 
 
-def _get_columns(index: SourceIndex) -> Any:
+def _get_columns(index: SourceIndex) -> SourceIndex | EllipsisType:
     return (slice(None), *index[1:]) if index else ...
 
 
