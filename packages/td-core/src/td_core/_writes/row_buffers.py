@@ -29,7 +29,7 @@ def check_rows(storage: Core, rows: Core) -> None:
     >>> check_rows(TensorDict({"a": torch.zeros(9)}, [9]), TensorDict({"a": torch.arange(3)}, [3]))
     Traceback (most recent call last):
         ...
-    td_core.errors.StructureError: key 'a' has dtype torch.float32 and rows of shape []; the other rows have torch.int64 and []
+    td_core.errors.StructureError: key 'a' has dtype torch.float32 and rows of shape []; the other rows have torch.int64 ...
     """
     if not rows.batch_size or storage.batch_size[1:] != rows.batch_size[1:]:
         raise StructureError(
