@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,9 +108,9 @@ def test_process_reads_after_its_parent_has_read(engine: str, method: str, serve
     child = context.Process(target=read_in_child, args=(remote, theirs))
     child.start()
     assert ours.poll(60)
-    began, found = time.monotonic(), ours.recv()
-    child.join()
-    assert time.monotonic() - began < 5
+    found = ours.recv()
+    child.join(60)
+    assert child.exitcode == 0
     if (engine, method) == ("obstore", "fork"):
         assert found.startswith("True ") and "start workers with multiprocessing_context='spawn'" in found
     else:
