@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,23 @@ def test_error_is_worth_another_attempt(error: Exception, pause: float | None) -
     assert attempts.pause(error) == pause
     with pytest.raises((OSError, FormatError), match=r"tried 2 times in \d"):
         attempts.pause(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "pause"),
+    [
+        ("3", 3.0),
+        (" 4 ", 4.0),
+        (formatdate(time.time() + 3600, usegmt=True), 20.0),
+        ("Sun, 29 Nov 1998 10:00:00 GMT", 0.0),
+        ("soon", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_pause_that_a_server_asks_for_is_made(text: str, pause: float) -> None:
+    error = BusyError()
+    error.headers = {"Retry-After": text}  # type: ignore[misc]
+    assert Attempts(Policy("memory://x", retries=1), "read", "a").pause(error) == pause
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])

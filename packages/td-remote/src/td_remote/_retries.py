@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple, NoReturn, TypeVar
 
 from td_core.errors import FormatError, MissingPluginError, TensorDictError
@@ -154,8 +155,11 @@ def _read_retry_after(error: BaseException) -> float:
     if isinstance(answer, dict):
         headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders")
     for name, value in dict(headers or {}).items():
-        if name.lower() == "retry-after" and str(value).strip().isdigit():
-            return float(value)
+        if name.lower() == "retry-after":
+            with contextlib.suppress(ValueError, TypeError):
+                if str(value).strip().isdigit():
+                    return float(value)
+                return max(0.0, parsedate_to_datetime(str(value)).timestamp() - time.time())
     return 0.0 if error.__cause__ is None else _read_retry_after(error.__cause__)
 
 
