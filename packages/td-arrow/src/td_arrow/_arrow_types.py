@@ -71,6 +71,15 @@ class Dense(NamedTuple):
     order: tuple[int, ...] | None = None
 
 
+def split_type(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType]:
+    """Return the sizes of nested lists of a fixed size, and the type of what is in them."""
+    sizes = []
+    while pa.types.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return tuple(sizes), kind
+
+
 def list_type(inner: pa.DataType, size: int = -1) -> pa.DataType:
     """Return the type of lists of a type, whose items cannot be null: of a fixed size, or large."""
     field = pa.field("item", inner, nullable=False)
@@ -175,11 +184,8 @@ def find_dense(kind: pa.DataType, facts: Facts) -> Dense | None:
             )
         return Dense(dtype, shape, stored, stored_shape)
     else:
-        sizes = []
-        while pa.types.is_fixed_size_list(kind):
-            sizes.append(kind.list_size)
-            kind = kind.value_type
-        stored, shape = DTYPES.get(kind), tuple(sizes)
+        shape, inner = split_type(kind)
+        stored = DTYPES.get(inner)
     if stored is None:
         return None
     dtype = _get_dtype(facts) if "dtype" in facts else stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -50,10 +50,15 @@ def find_parts(place: ObjectLocation) -> list[ObjectPart]:
     for info, item, end in zip(infos, ranges, place.store.read(ranges), strict=True):
         content = ObjectFile(place.store, info, _BLOCK)
         content.keep(item.start, end)
-        folders = [_KEY_VALUE.fullmatch(name) for name in info.name.split("/")[:-1]]
-        keys = {unquote(match[1]): unquote(match[2]) for match in folders if match}
-        parts.append(ObjectPart(content, f"{place.where.rstrip('/')}/{info.name}", keys))
+        where = f"{place.where.rstrip('/')}/{info.name}"
+        parts.append(ObjectPart(content, where, read_keys(info.name.split("/")[:-1])))
     return parts
+
+
+def read_keys(folders: Iterable[str]) -> dict[str, str]:
+    """Return the keys and values that folders name, as ``a=1``."""
+    matches = map(_KEY_VALUE.fullmatch, folders)
+    return {unquote(match[1]): unquote(match[2]) for match in matches if match}
 
 
 def list_files(place: ObjectLocation) -> list[ObjectInfo]:

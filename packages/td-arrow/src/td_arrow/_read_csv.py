@@ -21,7 +21,7 @@ from td_core import KeyPathError, NestedKey
 from td_core.errors import FormatError
 from td_core.spi import as_dtype, parse_json
 
-from ._arrow_types import ARROW, is_list
+from ._arrow_types import ARROW, is_list, split_type
 from ._from_arrow import read_in_memory
 from ._read_columns import join_chunks
 from ._table_header import read_facts
@@ -398,10 +398,7 @@ def _fit_column(arrays: list[pa.Array], item: pa.Field, is_whole: bool, where: s
     """Return the array of a field: of the column of its cells, or those of their elements."""
     if is_whole:
         return _fit_cells(arrays[0], item, where)
-    kind, sizes = item.type, []
-    while is_list(kind):
-        sizes.append(kind.list_size)
-        kind = kind.value_type
+    sizes, _ = split_type(item.type)
     elements = np.array([array.to_pylist() for array in arrays], dtype=object).T
     cells = elements.reshape(len(elements), *sizes).tolist()
     if item.nullable and not find_item(item).nullable:

@@ -247,8 +247,7 @@ def _make_entry(cells: Any, rows: int) -> Any:
             return TensorDict({"data": leaves}, [rows])["data"]
         except StructureError:
             return lazy_stack([TensorDict({"data": leaf}) for leaf in leaves])
-    if cells and all(type(cell) is int for cell in cells):
-        return torch.tensor(cells, dtype=torch.int64)
-    if cells and all(type(cell) in (int, float) for cell in cells):
-        return torch.tensor(cells, dtype=torch.float64)
+    kinds = {*map(type, cells)}
+    if kinds and kinds <= {int, float}:
+        return torch.tensor(cells, dtype=torch.int64 if kinds == {int} else torch.float64)
     return TensorDict({"data": cells}, [rows]).get("data")

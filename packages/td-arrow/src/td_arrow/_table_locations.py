@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -16,11 +14,10 @@ from td_core.spi import check_regular
 from td_core.typing import ObjectLocation
 from td_store.files import NewFile, identify_file
 
-from ._object_tables import write_object
+from ._object_tables import read_keys, write_object
 
 #: Schemes that pyarrow reads by itself; fsspec reads the others.
 _OWN = ("s3", "gs", "gcs", "hdfs", "abfs", "abfss")
-_KEY_VALUE = re.compile(r"([^=/]+)=([^/]*)\Z")
 #: Arguments of the file system of fsspec, for a URL.
 StorageOptions = Mapping[str, Any] | None
 #: Device, inode, time of birth, size and time of the last write of a file.
@@ -141,18 +138,15 @@ def open_output(location: Any, durable: bool, options: StorageOptions = None) ->
 def list_parts(folder: str) -> list[tuple[str, dict[str, str]]]:
     """Return the files of a directory in the order of their names, and the keys and values that their folders name."""
     result: list[tuple[str, dict[str, str]]] = []
-    todo: list[tuple[str, dict[str, str]]] = [(folder, {})]
+    todo: list[tuple[str, ...]] = [()]
     while todo:
-        place, parts = todo.pop()
-        if not os.path.isdir(place):
-            result.append((place, parts))
-            continue
-        names = sorted((name for name in os.listdir(place) if name[0] not in "._"), reverse=True)
-        for name in names:
-            match = _KEY_VALUE.fullmatch(name)
-            below = {**parts, unquote(match[1]): unquote(match[2])} if match else parts
-            path = os.path.join(place, name)
-            todo.append((path, below if os.path.isdir(path) else parts))
+        names = todo.pop()
+        path = os.path.join(folder, *names)
+        if os.path.isdir(path):
+            below = (name for name in os.listdir(path) if name[0] not in "._")
+            todo += [(*names, name) for name in sorted(below, reverse=True)]
+        else:
+            result.append((path, read_keys(names[:-1])))
     if not result:
         raise FormatError(f"{folder}: the directory has no tables")
     return result

@@ -17,7 +17,7 @@ from td_core import TensorCollection
 from td_core.errors import CodecError
 from td_core.spi import show_path
 
-from ._arrow_types import is_list
+from ._arrow_types import is_list, split_type
 from ._json_text import InfiniteError, view_floats, write_cells, write_numbers
 from ._read_columns import join_chunks
 from ._table_header import read_facts
@@ -109,10 +109,7 @@ def _split_table(table: pa.Table) -> pa.Table:
 
 def split_cells(name: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
     """Yield the columns of the elements of cells of a fixed size; an array of other cells itself."""
-    sizes, kind = [], array.type
-    while pa.types.is_fixed_size_list(kind):
-        sizes.append(kind.list_size)
-        kind = kind.value_type
+    sizes, kind = split_type(array.type)
     if not sizes or is_list(kind) or pa.types.is_struct(kind):
         yield name, array
         return
