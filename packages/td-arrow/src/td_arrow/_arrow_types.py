@@ -268,12 +268,19 @@ def without_views(array: pa.ChunkedArray) -> pa.ChunkedArray:
         if plain is None:
             return array
         chunks = [
-            pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(plain))
+            pa.DictionaryArray.from_arrays(chunk.indices, _cast_views(chunk.dictionary, plain))
             for chunk in array.chunks
         ]
         return pa.chunked_array(chunks, pa.dictionary(kind.index_type, plain))
     plain = _find_plain(kind)
-    return array if plain is None else array.cast(plain)
+    return array if plain is None else pa.chunked_array([_cast_views(c, plain) for c in array.chunks], plain)
+
+
+def _cast_views(array: pa.Array, plain: pa.DataType) -> pa.Array:
+    try:
+        return array.cast(plain)
+    except pa.ArrowNotImplementedError:  # pyarrow 16
+        return pa.array(array.to_pylist(), plain)
 
 
 def _find_plain(kind: pa.DataType) -> pa.DataType | None:
