@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ import torch
 pytest.importorskip("td_tensorclass")  # columns of text become values
 if importlib.util.find_spec("streaming") and not importlib.util.find_spec("torchvision"):
     # The library imports three names of it at once, and its release must be that of torch.
-    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms.functional"):
-        sys.modules[name] = types.ModuleType(name)
-    for module, attribute in (
-        ("datasets", "CIFAR10"),
-        ("datasets", "VisionDataset"),
-        ("transforms.functional", "to_tensor"),
+    for name in (
+        "torchvision",
+        "torchvision.datasets",
+        "torchvision.transforms",
+        "torchvision.transforms.functional",
     ):
-        setattr(sys.modules[f"torchvision.{module}"], attribute, type(attribute, (), {}))
+        sys.modules[name] = importlib.util.module_from_spec(
+            importlib.machinery.ModuleSpec(name, None, is_package=True)
+        )
+        for attribute in ("CIFAR10", "VisionDataset", "to_tensor"):
+            setattr(sys.modules[name], attribute, type(attribute, (), {}))
 streaming = pytest.importorskip("streaming")
 
 from td_core import TensorDict  # noqa: E402
