@@ -118,6 +118,8 @@ for save, load, backend, name in (("to_zarr", "from_zarr", "zarr", "a.zarr"), ("
     new = PersistentTensorDict(filename=name + "3", backend=backend, batch_size=[2], mode="w")
     new["a"] = torch.ones(2)
     print([(isinstance(x, PersistentTensorDict), list(x.batch_size), x["a"].sum().item()) for x in (made, new)])
+    read = PersistentTensorDict(filename=name, backend=backend)
+    print([(x.backend, x.mode, x.filename.rpartition("/")[2], x.kwargs, sorted(x.file.keys())) for x in (new, read, read["n"])])
     for mode, file in (("w-", name), ("r+", "absent"), ("r", "absent")):
         try:
             PersistentTensorDict(filename=file, backend=backend, mode=mode)
@@ -136,11 +138,12 @@ for options in ({"backend": "csv"}, {"backend": "zarr"}, {"backend": "zarr", "fi
         "True True",
         "['n', 'x', 'z'] [1.0, 2.0, 3.0]",
         "[(True, [3], 3.0), (True, [2], 2.0)]",
+        "[({0!r}, 'r+', '{1}3', {{}}, ['a'])" + ", ({0!r}, 'r', '{1}', {{}}, ['n', 'x', 'z'])" * 2 + "]",
         "FileExistsError FileNotFoundError FileNotFoundError ",
     ]
     assert run(code, tmp_path).splitlines() == [
-        *each,
-        *each,
+        *(line.format("zarr", "a.zarr") for line in each),
+        *(line.format("h5", "a.h5") for line in each),
         "6.0 False True",
         "backend is one of 'h5', 'zarr'; got 'csv'",
         "a PersistentTensorDict takes a filename or a group, and not both",

@@ -362,3 +362,18 @@ def test_set_named_entry_names_dims_in_group(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'space' is that of another dim"):
         live.names = ["space"]
     assert load(path).names == ["time"]
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_group_has_its_place_mode_and_zarr_group(mode, tmp_path):
+    path = str(tmp_path / "data.zarr")
+    TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(3)}}, [3]).to_zarr(path, chunks=2)
+    data = TensorDict.from_zarr(path, mode=mode)
+    for node in (data, data["n"]):
+        assert (node.filename, node.mode) == (path, mode)
+        assert node.file["a"][:].tolist() == [0, 1, 2]
+        assert node.file.read_only is (mode == "r")
+    TensorDict({"b": torch.ones(3)}).to_zarr(tmp_path / "packed.zarr.zip")
+    assert TensorDict.from_zarr(tmp_path / "packed.zarr.zip", mode="r").file.read_only
+    handed = TensorDict.from_zarr(zarr.open_group(path, mode="r")["n"])
+    assert sorted(handed.file.keys()) == ["b"]

@@ -25,6 +25,10 @@ with suppress(ModuleNotFoundError):  # then no collection is a group
     _KINDS.append(ZarrTensorDict)
 
 
+for _kind, _backend in zip(_KINDS, _BACKENDS, strict=False):
+    type.__setattr__(_kind, "backend", _backend)  # only tensordict's programs read this attribute
+
+
 class _AnyBackend(type):
     """The class of ``PersistentTensorDict``, whose instances are the collections of both packages."""
 

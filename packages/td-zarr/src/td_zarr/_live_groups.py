@@ -7,7 +7,9 @@ import itertools
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import zarr
 
 from td_core import NestedKey, TensorCollection, TensorDict, kinds
 from td_core.errors import FormatError
@@ -291,6 +293,29 @@ class ZarrTensorDict(LiveCollection):
         if self._error is not None:
             self.__dict__.update(_open_again(store.objects, self._path, store.options, store.mode).__dict__)
             self._error = None
+
+    @property
+    def filename(self) -> str:
+        """Location of the group."""
+        return self._store.where
+
+    @property
+    def file(self) -> zarr.Group:
+        """The root of the group, opened by zarr. The header does not describe what is added to it directly."""
+        place = self._store.objects.store
+        if self.mode == "r" and not place.store.read_only:
+            place = zarr.storage.StorePath(place.store.with_read_only(read_only=True), place.path)
+        return zarr.open_group(place, mode=self.mode)
+
+    @property
+    def mode(self) -> Literal["r", "r+"]:
+        """``"r"``, or ``"r+"`` if writes reach the group."""
+        return "r" if self._store.mode == "r" else "r+"
+
+    @property
+    def kwargs(self) -> dict[str, object]:
+        """Options of the chunks of new arrays."""
+        return dict(self._store.options)
 
     def close(self) -> None:
         """Close the store, if td has opened it. It is opened again when elements are used."""
