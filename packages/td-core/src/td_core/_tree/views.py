@@ -23,7 +23,7 @@ from .walks import expand, has_entries
 IsLeaf = Callable[[type], bool]
 
 
-class StackedEntries(Mapping[str, Any]):
+class StackedEntries(Mapping[str, Child]):
     """Mapping of the entries that all members of a lazy stack have; each is stacked when it is read."""
 
     __slots__ = ("_stack",)

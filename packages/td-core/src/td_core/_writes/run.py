@@ -48,7 +48,7 @@ class Transaction:
         """Add the copy of a value into a leaf, or into its elements at an index; without one, a number fills the leaf."""
         self._copies.append((target, value, path, place))
 
-    def put(self, node: Core, key: str, target: Core, index: object, value: Any) -> None:
+    def put(self, node: Core, key: str, target: Core, index: object, value: object) -> None:
         """Check the write of a value at an index of a value node, the entry ``key`` of another node, and add it."""
         target._check_index_put(index, value)
         self.put_with(put_value, node, key, target, index, self.non_blocking, value)
