@@ -61,6 +61,26 @@ def test_r1_row_that_was_overwritten_is_an_error() -> None:
         buffer[6]
 
 
+@pytest.mark.parametrize("counts", [(), (3,), (7, 7), (0, 25, 1)])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_r1_iteration_gives_the_rows_that_are_there(counts: tuple[int, ...], is_stored: bool) -> None:
+    buffer = fill(ReplayBuffer(make_rows(0, 10) if is_stored else 10), *counts)
+    numbers = list(range(max(sum(counts) - 10, 0), sum(counts)))
+    assert [int(row["number"]) for row in buffer] == numbers
+    assert [int(row["number"]) for row in reversed(buffer)] == numbers[::-1]
+    assert len(buffer) == len(numbers)
+
+
+@pytest.mark.parametrize(("turn", "at"), [(iter, 0), (reversed, -1)])
+def test_r1_iteration_ends_with_an_error_at_a_row_that_is_overwritten(turn: Any, at: int) -> None:
+    buffer = fill(ReplayBuffer(4), 6)
+    rows = turn(buffer)
+    assert next(rows)["number"] == [2, 3, 4, 5][at]
+    fill(buffer, 4)
+    with pytest.raises(IndexError, match=r"row \d was overwritten: the buffer has the numbers from 6 to 9"):
+        list(rows)
+
+
 def test_r1_add_writes_one_row() -> None:
     buffer = ReplayBuffer(make_rows(0, 3).zero_())
     assert [buffer.add(make_rows(i, 1)[0]) for i in range(4)] == [0, 1, 2, 3]

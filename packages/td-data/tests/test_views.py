@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from order_samples import make_data, take_rows
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from td_core import StructureError, TensorDict, collate, lazy_stack
 from td_data import BlockSampler, Concat, Loader, MixtureSampler, Packed, RandomSampler, Slices
 from td_data._reading import read_in_runs
+from td_data._views import as_view
 
 
 def make_episodes(sizes: list[int]) -> TensorDict:
@@ -54,6 +55,15 @@ def test_view_is_indexed_as_a_list(name: str) -> None:
     with pytest.raises(TypeError, match="a vector of positions of int64"):
         view[torch.zeros(2)]
     assert len(view[torch.zeros(0, dtype=torch.int64)]) == 0
+
+
+@pytest.mark.parametrize("name", [*VIEWS, "subset"])
+def test_iteration_over_a_view_gives_each_row(name: str) -> None:
+    view = VIEWS[name]() if name in VIEWS else as_view(Subset(make_data(10), [7, 2, 5]))
+    whole = view[:]
+    for found, rows in ((list(view), whole), (list(reversed(view)), whole.flip(0))):
+        assert len(found) == len(view) > 0
+        assert all(bool((one == row).all()) for one, row in zip(found, rows))
 
 
 @pytest.mark.parametrize("name", VIEWS)

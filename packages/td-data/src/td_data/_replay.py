@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -227,6 +228,15 @@ class ReplayBuffer:
             why = "was overwritten" if 0 <= number < low else "was not written"
             raise IndexError(f"row {number} {why}: the buffer has the numbers from {low} to {high - 1}")
         return rows.unflatten(0, numbers.shape) if numbers.ndim else rows[0]
+
+    # Without these, Python would ask for the numbers from 0 on, and end silently at one that was overwritten.
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rows that are there now, from the oldest; IndexError if one is overwritten meanwhile."""
+        return map(self.__getitem__, range(*self._counters.read()))
+
+    def __reversed__(self) -> Iterator[Any]:
+        """Iterate over the rows that are there now, from the newest; IndexError if one is overwritten meanwhile."""
+        return map(self.__getitem__, reversed(range(*self._counters.read())))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the state of the draws, with the rows if they are in the memory of this process."""
