@@ -157,6 +157,38 @@ def test_text_for_each_row_is_a_stack_if_wanted(stacks: bool, kind: str, path: P
     assert load(path)[2]["s"] == "c"
 
 
+#: Datasets beside the text ``s`` of two rows, and the batch size that a load finds.
+BESIDE_TEXT: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "one column": ({"a": np.array([1.0, 2.0])}, (2,)),
+    "a matrix": ({"a": np.zeros((2, 3))}, (2,)),
+    "two columns": ({"a": np.zeros((2, 3)), "b": np.zeros(2)}, (2,)),
+    "nothing": ({}, ()),
+}
+
+
+@needs_values
+@pytest.mark.parametrize("nested", [False, True], ids=["root", "nested"])
+@pytest.mark.parametrize(("beside", "found"), BESIDE_TEXT.values(), ids=BESIDE_TEXT)
+def test_text_has_one_value_per_row_however_it_is_opened(
+    beside: dict[str, Any], found: tuple[int, ...], nested: bool, path: Path
+) -> None:
+    prefix, key = ("n/", ("n", "s")) if nested else ("", "s")
+
+    def fill(file: h5py.File) -> None:
+        for name, data in {**beside, "s": np.array(["x", "y"], dtype=h5py.string_dtype())}.items():
+            file[f"{prefix}{name}"] = data
+
+    write(path, fill)
+    for call in (load, open_h5, from_h5):
+        data = call(path)
+        assert data.batch_size == found
+        assert list(data[key]) == ["x", "y"]
+        assert not found or [row[key] for row in data.unbind(0)] == ["x", "y"]
+    chosen = from_h5(path, batch_size=[2])
+    assert [row[key] for row in chosen.unbind(0)] == ["x", "y"]
+    assert from_h5(path, batch_size=[2], non_tensor_as_stack=False)[0][key] == ["x", "y"]
+
+
 def test_fields_of_a_dataset_are_a_collection(path: Path) -> None:
     fields = np.array([(1, 2.0), (3, 4.0)], dtype=[("i", ">i4"), ("f", "f8")])
     write(path, lambda file: file.__setitem__("table", fields))

@@ -158,7 +158,9 @@ def test_array_of_strings_is_stack_of_values(path: Path) -> None:
     add_array(group, "a", np.arange(3))
     assert list(load(path)["s"]) == ["a", "b", "c"]
     assert list(from_zarr(path, non_tensor_as_stack=True)["s"]) == ["a", "b", "c"]
-    assert from_zarr(path)["s"] == ["a", "b", "c"]
+    assert from_zarr(path, non_tensor_as_stack=False)["s"] == ["a", "b", "c"]
+    assert from_zarr(path, non_tensor_as_stack=False)[1]["s"] == ["a", "b", "c"]
+    assert [found[1]["s"] for found in (from_zarr(path), from_zarr(path, batch_size=[3]))] == ["b", "b"]
 
 
 @pytest.mark.filterwarnings("ignore:The data type")

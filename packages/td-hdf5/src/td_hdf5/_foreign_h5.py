@@ -29,6 +29,8 @@ _STACK = "__tensordict_stack__"
 _SMALLEST_NODE = 16
 #: Attribute with the dtype of a leaf that HDF5 lacks.
 _DTYPE = "td_dtype"
+#: Whether text for each row is a stack of values, or the batch size that a caller has chosen for the file.
+Stacks = bool | torch.Size
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class Foreign:
     loaded: dict[str, Tensor] = field(default_factory=dict)
 
 
-def read_foreign(file: object, path: str, *, strict: bool | None, stacks: bool = True) -> Foreign:
+def read_foreign(file: object, path: str, *, strict: bool | None, stacks: Stacks = True) -> Foreign:
     """Read what describes the groups and datasets of an open file.
 
     Args:
@@ -56,7 +58,8 @@ def read_foreign(file: object, path: str, *, strict: bool | None, stacks: bool =
         path: path of the file, for messages.
         strict: True raises an error for what a collection cannot have, such as a dangling link; None leaves it out with a
             warning, False without.
-        stacks: text for each row is a stack of values; else one value, a list.
+        stacks: text for each row is a stack of values; False makes it one value, a list. A batch size has the rows of a file
+            of text alone.
 
     Raises:
         FormatError: the file is damaged, or ``strict`` is True.
@@ -82,7 +85,7 @@ def read_foreign_dataset(dataset: h5py.Dataset, path: str) -> Foreign:
 class _Reader:
     """Builds the rows of a table, parents before children."""
 
-    def __init__(self, path: str, nbytes: int, strict: bool | None, stacks: bool) -> None:
+    def __init__(self, path: str, nbytes: int, strict: bool | None, stacks: Stacks) -> None:
         self.path, self.strict, self.stacks = path, strict, stacks
         self.builder = TableBuilder(path, get_most_nodes(nbytes // _SMALLEST_NODE))
         self.result = Foreign(self.builder.table)
@@ -239,16 +242,31 @@ class _Reader:
 
     def finish(self) -> Foreign:
         """Set the batch sizes of the nodes, and add the values."""
-        sizes = find_batch_sizes(self.shapes, self.above)
+        sizes = self._find_sizes()
         for row, size in zip(self.builder.rows, sizes, strict=True):
             row["meta"]["batch_size"] = list(size)
         for position, shape, content, is_stack in self.texts:
             above = list(sizes[self.above[position]])
             # A value for each row has the batch size as the beginning of its shape.
-            stacked = is_stack or (self.stacks and len(above) > 0 and list(shape[: len(above)]) == above)
+            stacked = is_stack or (
+                self.stacks is not False and len(above) > 0 and list(shape[: len(above)]) == above
+            )
             kind = "NonTensorStack" if stacked else "NonTensorData"
             self.builder.set_value(position, kind, shape if is_stack else above, split_value(content))
         return self.result
+
+    def _find_sizes(self) -> list[tuple[int, ...]]:
+        """Find the batch size of each row; text that has the rows of a level counts as a leaf of it."""
+        sizes = find_batch_sizes(self.shapes, self.above)
+        wanted = () if isinstance(self.stacks, bool) else tuple(self.stacks)
+        found = False
+        for position, shape, _, is_stack in self.texts:
+            above = self.above[position]
+            rows = (sizes[above] or wanted)[:1]
+            if self.stacks is not False and not is_stack and rows and shape[:1] == rows:
+                self.shapes[above].append(shape)
+                found = True
+        return find_batch_sizes(self.shapes, self.above) if found else sizes
 
 
 def _is_ragged(dataset: h5py.Dataset) -> bool:

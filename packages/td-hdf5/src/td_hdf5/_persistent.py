@@ -34,6 +34,7 @@ from td_store.arrays import (
 
 from ._dataset_source import DatasetSource
 from ._datasets import DatasetOptions, read_header, write_header
+from ._foreign_h5 import Stacks
 from ._h5_files import StoreFile
 from ._h5_layout import Layout, choose_name, make_entry_layout, make_layout, read_arrays
 from ._read_h5 import Save, check_writable, open_save, open_table, read_save
@@ -255,7 +256,7 @@ class PersistentTensorDict(LiveCollection):
         backend: ``"h5"``.
         device: device of the leaves, to which elements are moved after they were read.
         validate_batch_size: compare ``batch_size`` with the leaves.
-        non_tensor_as_stack: text for each row of a file of another program is a stack of values, not one list.
+        non_tensor_as_stack: text for each row of a file of another program is one value per row; False makes it one list.
         allow_pickle: must not be True: values are never pickled.
         **kwargs: options of new datasets, as for :func:`td_hdf5.save`.
 
@@ -278,7 +279,7 @@ class PersistentTensorDict(LiveCollection):
         backend: str = "h5",
         device: DeviceType | None = None,
         validate_batch_size: bool = True,
-        non_tensor_as_stack: bool = False,
+        non_tensor_as_stack: bool = True,
         allow_pickle: bool | None = None,
         **kwargs: Any,
     ) -> None:
@@ -289,7 +290,8 @@ class PersistentTensorDict(LiveCollection):
             raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}; got {mode!r}")
         path = os.fspath(filename) if filename is not None else group.file.filename
         _create_if_needed(path, mode, batch_size)
-        opened = _open(path, "r" if mode == "r" else "r+", device, kwargs, stacks=non_tensor_as_stack)
+        stacks = _choose_stacks(batch_size, non_tensor_as_stack)
+        opened = _open(path, "r" if mode == "r" else "r+", device, kwargs, stacks=stacks)
         if group is not None and group.name != "/":
             table = opened._store.opened.table
             names = [row.get("group") for row in table.nodes]
@@ -387,6 +389,10 @@ def _create_if_needed(path: str, mode: str, batch_size: Any) -> None:
         save(TensorDict({}, batch_size=batch_size or []), path)
 
 
+def _choose_stacks(batch_size: Any, stacks: bool) -> Stacks:
+    return stacks if batch_size is None or not stacks else as_batch_size(batch_size)
+
+
 def _check_backend(backend: str, allow_pickle: bool | None) -> None:
     if backend != "h5":
         raise ValueError(
@@ -397,7 +403,7 @@ def _check_backend(backend: str, allow_pickle: bool | None) -> None:
 
 
 def _open(
-    path: str, mode: str, device: DeviceType | None, options: dict[str, Any], *, stacks: bool = True
+    path: str, mode: str, device: DeviceType | None, options: dict[str, Any], *, stacks: Stacks = True
 ) -> Any:
     """Open a file; a TensorDict as a PersistentTensorDict."""
     target = None if device is None else torch.device(device)
@@ -445,7 +451,7 @@ def from_h5(
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
     batch_size: Any = None,
-    non_tensor_as_stack: bool = False,
+    non_tensor_as_stack: bool = True,
 ) -> Any:
     """Open an HDF5 file without reading its leaves; a TensorDict is returned as a :class:`PersistentTensorDict`.
 
@@ -455,7 +461,7 @@ def from_h5(
         auto_batch_size: compute the batch sizes from the shapes of the leaves, instead of those in the file.
         batch_dims: the most batch dims that ``auto_batch_size`` finds.
         batch_size: batch size of the result; with ``mode="r+"``, also that of the file.
-        non_tensor_as_stack: text for each row of a file of another program is a stack of values, not one list.
+        non_tensor_as_stack: text for each row of a file of another program is one value per row; False makes it one list.
 
     >>> _ = to_h5(TensorDict({"a": torch.ones(2, 3)}), "data.h5")
     >>> from_h5("data.h5", auto_batch_size=True, batch_dims=1).batch_size
@@ -465,7 +471,8 @@ def from_h5(
         raise ValueError(f"mode is 'r' or 'r+'; got {mode!r}")
 
     refuse_objects(filename, "open as a live collection", "td_core.open() reads it")
-    opened = _open(os.fspath(filename), mode, None, {}, stacks=non_tensor_as_stack)
+    stacks = _choose_stacks(batch_size, non_tensor_as_stack)
+    opened = _open(os.fspath(filename), mode, None, {}, stacks=stacks)
     if batch_size is not None:
         opened.batch_size = batch_size
     elif auto_batch_size:

@@ -55,7 +55,7 @@ from ._datasets import (
     read_part,
     read_whole,
 )
-from ._foreign_h5 import read_foreign, read_foreign_dataset
+from ._foreign_h5 import Stacks, read_foreign, read_foreign_dataset
 from ._h5_files import (
     H5_ERRORS,
     Location,
@@ -126,7 +126,7 @@ class Save:
 
 
 @contextlib.contextmanager
-def open_save(path: Location, *, strict: bool | None = None, stacks: bool = True) -> Iterator[Save]:
+def open_save(path: Location, *, strict: bool | None = None, stacks: Stacks = True) -> Iterator[Save]:
     """Open a file during a block, and read its header. The arguments are those of :func:`read_foreign`.
 
     A group of a file that the caller has opened has a header of its own, or is a node of the save in the file.
@@ -147,7 +147,7 @@ def open_save(path: Location, *, strict: bool | None = None, stacks: bool = True
         yield describe_file(file, place, strict=strict, stacks=stacks)
 
 
-def _describe_group(group: h5py.Group, strict: bool | None, stacks: bool) -> Save:
+def _describe_group(group: h5py.Group, strict: bool | None, stacks: Stacks) -> Save:
     file, path, name = h5py.h5i.get_file_id(group.id), find_filename(group), group.name.strip("/")
     if group.file.mode != "r":
         h5py.h5f.flush(file)  # contiguous datasets are read without HDF5
@@ -164,7 +164,7 @@ def _describe_group(group: h5py.Group, strict: bool | None, stacks: bool) -> Sav
     return found
 
 
-def describe_file(file: object, path: str, *, strict: bool | None = None, stacks: bool = True) -> Save:
+def describe_file(file: object, path: str, *, strict: bool | None = None, stacks: Stacks = True) -> Save:
     """Read the header of an open file, or what describes a file of another program."""
     header = read_header(file, path)
     if header is not None:

@@ -82,7 +82,7 @@ def from_h5(
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
     batch_size: object = None,
-    non_tensor_as_stack: bool = False,
+    non_tensor_as_stack: bool = True,
 ) -> Any:
     """Open an HDF5 file; see :func:`td_hdf5.from_h5`. A class with declared entries returns an instance of itself.
 

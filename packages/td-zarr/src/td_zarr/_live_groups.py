@@ -403,7 +403,7 @@ def from_zarr(
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
     batch_size: object = None,
-    non_tensor_as_stack: bool = False,
+    non_tensor_as_stack: bool = True,
     allow_pickle: bool | None = None,
     strict: bool = True,
     storage_options: Mapping[str, object] | None = None,
@@ -421,7 +421,7 @@ def from_zarr(
             because another program wrote it.
         batch_dims: the largest number of batch dims for ``auto_batch_size``.
         batch_size: replace the batch size by this one; with ``mode="r+"``, also that of the group.
-        non_tensor_as_stack: return an array of strings as a stack of values; False returns it as one value, a list.
+        non_tensor_as_stack: an array of strings is one value per row; False makes it one value, a list.
         allow_pickle: True reads values that tensordict has pickled. A pickle can run any code.
         strict: False opens a tensorclass that is not defined as a TensorDict.
         storage_options: options of the file system of a URL.
