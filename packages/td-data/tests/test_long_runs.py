@@ -64,6 +64,17 @@ def test_prioritized_learning_equals_that_with_cumulative_sums() -> None:
     assert torch.equal(values, wanted)
 
 
+@pytest.mark.once  # takes seconds
+@pytest.mark.skipif(not EXAMPLES.exists(), reason="the example is in the repository")
+@pytest.mark.parametrize(("steps", "status"), [(5000, 0), (100, 1)])
+def test_prioritized_learning_ends_with_an_error_unless_it_has_learned(
+    steps: int, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_path(str(EXAMPLES / "prioritized_q_learning.py"))["main"]
+    assert main(steps) == status
+    assert "largest error" in capsys.readouterr().out
+
+
 @pytest.mark.once  # starts processes, for seconds
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="the example is in the repository")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
