@@ -62,8 +62,9 @@ LISTS = [
     (
         "packages/td-all/src/td/__init__.py",
         r"^import (td_\w+) as",
-        {MODULES[name] for name in PARTS - STORES},
+        {MODULES[name] for name in PARTS - STORES - MODULES_OF_TD},
     ),
+    ("packages/td-all/src/td/__init__.py", r"^from td import (\w+) as", shorten(MODULES_OF_TD)),
     (
         "packages/td-all/src/td/__init__.py",
         r"    from (td_\w+) import \*",

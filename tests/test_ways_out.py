@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 
 import td_core
 from td_core import StructureError, TensorDict, lazy_stack, load, pad_sequence, save
+from td_core._python.public_names import SIBLING_NAMES
+from td_core.errors import FIRST_PARTY
 
 memmap = pytest.importorskip("td_memmap")
 
@@ -39,6 +43,10 @@ def save_data(format: str = "memmap") -> str:
     return "saved"
 
 
+def import_from(package: str, name: str) -> None:
+    exec(f"from {package} import {name}", {})
+
+
 ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "dotted key": (lambda: make_data()["info.step"], KeyError, "did you mean ('info', 'step')?"),
     "key with a slash": (lambda: make_data()["info/step"], KeyError, "did you mean ('info', 'step')?"),
@@ -60,6 +68,10 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "use lazy_stack() to keep both; stack() needs rows of equal lengths, cat() does not",
     ),
     "read ragged": (lambda: lazy_stack(make_steps())["tokens"], StructureError, "to_padded_tensor()"),
+    "class of td-data": (lambda: import_from("td", "Loader"), ImportError, "'Loader' from 'td': it is in td_data"),
+    "sibling's name": (lambda: import_from("td_core", "tensorclass"), ImportError, "it is in td_tensorclass"),
+    "core's name": (lambda: import_from("td_nn", "TensorDict"), ImportError, "it is in td_core"),
+    "attribute of a sibling": (lambda: td_core.TensorDictModule, AttributeError, "it is in td_nn"),
     "map to a file": (lambda: make_data().memmap(write_bytes()), OSError, "which is a file: remove it"),
     "map a file": (lambda: TensorDict.load_memmap(write_bytes()), ValueError, "from_filename() maps"),
 }  # fmt: skip
@@ -75,6 +87,28 @@ def test_error_names_the_way_out(name: str) -> None:
     call, error, words = ERRORS[name]
     with pytest.raises(error, match=re.escape(words)):
         call()
+
+
+def test_table_of_names_has_those_of_every_sibling() -> None:
+    known = {*td_core.__all__, "__version__"}
+    for distribution in FIRST_PARTY:
+        package = distribution.replace("-", "_")
+        names = set(import_module(package).__all__) - known
+        assert set(SIBLING_NAMES[package].split()) == names, package
+        known |= names
+    assert len(SIBLING_NAMES) == len(FIRST_PARTY)
+
+
+def test_missing_sibling_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "td_nn", None)
+    with pytest.raises(
+        ImportError, match="it is in the package 'td-nn', which is not installed: pip install"
+    ):
+        import_from("td_core", "TensorDictModule")
+
+
+def test_name_of_a_sibling_is_no_attribute() -> None:
+    assert not hasattr(td_core, "tensorclass") and getattr(td_core, "Loader", None) is None
 
 
 def test_load_of_unknown_option_does_not_name_open() -> None:

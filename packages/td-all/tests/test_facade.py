@@ -32,6 +32,15 @@ def test_module_in_td_is_the_package():
     assert td.remote is import_module("td_remote")
 
 
+@pytest.mark.parametrize(("path", "name"), [("td.data", "Loader"), ("td.remote", "Remote")])
+@pytest.mark.parametrize("before", ["", "import td; "])
+def test_module_in_td_can_be_imported_from(path, name, before):
+    package = path.replace(".", "_")
+    code = f"{before}from {path} import {name}; import td, {package}; print({path} is {package}, {name} is {package}.{name})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
 def test_name_in_two_packages_is_that_of_core():
     import td_core
 

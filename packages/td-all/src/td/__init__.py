@@ -15,13 +15,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import td_core as _td_core
-import td_data as data  # noqa: F401  a name of td
 import td_distributed as _td_distributed
 import td_memmap as _td_memmap
 import td_nn as _td_nn
-import td_remote as remote  # noqa: F401
 import td_store as _td_store
 import td_tensorclass as _td_tensorclass
+from td import data as data
+from td import remote as remote
 from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -18,6 +19,48 @@ DefinedT = TypeVar("DefinedT")
 MethodT = TypeVar("MethodT", bound=Callable[..., object])
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: The public names of each sibling that no package above it has, in one string: a list of them would slow the import.
+SIBLING_NAMES = {
+    "td_store": "StoredTensor",
+    "td_memmap": (
+        "AppendError FileTakenError MemoryMappedTensor NoFileError PickleRefusedError append_memmap "
+        "is_memmap_archive load_memmap memmap memmap_like pack_memmap refresh_archive_checksums unpack_memmap"
+    ),
+    "td_tensorclass": (
+        "MetaData NonTensorData NonTensorDataBase NonTensorStack TensorAttrs TensorClass TypedTensorDict "
+        "UnbatchedTensor UnknownFieldError from_dataclass is_non_tensor is_tensorclass tensorclass"
+    ),
+    "td_distributed": (
+        "DistributedStateful all_gather all_reduce broadcast consolidate from_buffer from_consolidated "
+        "from_remote_init gather_and_stack init_remote irecv is_consolidated isend recv reduce scatter send "
+        "storage_of"
+    ),
+    "td_nn": (
+        "AddStateIndependentNormalScale CompositeDistribution CudaGraphModule Delta EnsembleModule FlowReport "
+        "InteractionType MissingKeyError ModuleKeysError NormalParamExtractor OneHotCategorical OutputError "
+        "ProbabilisticTensorDictModule ProbabilisticTensorDictSequential SelectionError TensorClassModuleBase "
+        "TensorClassModuleWrapper TensorDictModule TensorDictModuleBase TensorDictModuleWrapper "
+        "TensorDictSequential TruncatedNormal TruncatedStandardNormal WrapModule add_custom_mapping "
+        "as_tensordict_module composite_lp_aggregate dispatch interaction_type mappings rand_one_hot "
+        "set_composite_lp_aggregate set_interaction_type set_skip_existing skip_existing"
+    ),
+    "td_data": (
+        "BlockSampler Concat Loader MixtureSampler Packed PrioritizedSampler RandomSampler ReplayBuffer Sampler "
+        "SequentialSampler SliceSampler Slices WeightedRandomSampler prefetch"
+    ),
+    "td_safetensors": "MappedTensor from_safetensors to_safetensors",
+    "td_zarr": "ZarrTensorDict from_zarr to_zarr",
+    "td_hdf5": "DatasetSource PersistentTensorDict from_h5 to_h5",
+    "td_arrow": (
+        "BatchIterator TableWriter arrow_schema from_arrow from_csv from_json from_mds from_pandas from_parquet "
+        "iter_batches to_arrow to_csv to_json to_mds to_pandas"
+    ),
+    "td_remote": "Remote cache_info copy",
+    "td_redis": (
+        "Connection LazyStackedTensorDictStore RedisSource STORE_BACKENDS TensorDictStore from_store to_store"
+    ),
+}
 
 
 def lazy_names(
@@ -39,7 +82,7 @@ def lazy_names(
 
     def find(name: str) -> object:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise _explain_absence(package, name)
         module, original = homes[name]
         try:
             value = getattr(import_module(module, package), original)
@@ -53,6 +96,25 @@ def lazy_names(
         return value
 
     return find, lambda: sorted(homes.keys() - {*hidden})
+
+
+def _explain_absence(package: str, name: str) -> Exception:
+    """Build the error for a name that a package lacks, with the package that has it."""
+    home = next((home for home, names in SIBLING_NAMES.items() if name in names.split()), "")
+    core = __name__.partition(".")[0]
+    if not home and package.partition(".")[0] != core and name in getattr(sys.modules[core], "__all__", ()):
+        home = core
+    hint = ""
+    if home:
+        distribution = home.replace("_", "-")
+        hint = f": it is in {home if find_spec(home) else MissingPluginError.describe(distribution)}"
+    caller = sys._getframe(2)
+    while caller.f_code.co_name == "__getattr__" and caller.f_back is not None:
+        caller = caller.f_back
+    # After an AttributeError, the statement "from package import name" raises an error of its own, without the hint.
+    if hint and caller.f_code.co_name == "_handle_fromlist":
+        return ImportError(f"cannot import name {name!r} from {package!r}{hint}", name=name)
+    return AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
 
 
 class LazyFunction:
