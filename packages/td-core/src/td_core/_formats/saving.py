@@ -13,11 +13,11 @@ from .._encode.inspection import Report, Tree
 from .._tree.node import Core, CoreT
 from .._tree.stored_leaves import as_memory, is_stored
 from .._tree.walks import walk
-from ..errors import CodecError, WorkerError
+from ..errors import CodecError, FormatError, WorkerError
 from ..typing import NestedKey
 from .locations import Location, check_mode
 from .object_locations import find_place
-from .serializers import SERIALIZERS, Serializer, check_options, pass_location
+from .serializers import SERIALIZERS, Serializer, check_options, list_options, pass_location
 
 
 def save_collection(
@@ -73,6 +73,7 @@ def load_in_place(data: Core, path: Location, name: str | None, options: dict[st
     place = find_place(path, options.get("storage_options"))
     serializer = SERIALIZERS.for_loading(place, name)
     place, options = pass_location(serializer, place, options)
+    options = _verify_first(serializer, "load_", place, options)
     # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
     check_options(serializer, "load_", options, "load")
     serializer.load_(data, place, **options)
@@ -93,8 +94,27 @@ def _find(
     location = find_place(path, options.get("storage_options"))
     serializer = SERIALIZERS.for_loading(location, name)
     location, options = pass_location(serializer, location, options)
+    if operation in ("load", "open"):
+        options = _verify_first(serializer, operation, location, options)
     check_options(serializer, operation, options)
     return serializer, location, options
+
+
+def _verify_first(
+    serializer: Serializer, operation: str, location: Location, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Verify a save if the option ``verify`` is True and the format has no such option; return the others."""
+    known = list_options(serializer, operation)
+    if "verify" not in options or "verify" in ((known or list_options(serializer, "load")) or ()):
+        return options
+    rest = {name: value for name, value in options.items() if name != "verify"}
+    check_options(serializer, operation, rest, "load")
+    if options["verify"]:
+        passed = {name: rest[name] for name in ("storage_options",) if name in rest}
+        report = serializer.verify(location, **passed)
+        if not report.ok:
+            raise FormatError(str(report))
+    return rest
 
 
 def open(
@@ -113,7 +133,7 @@ def open(
             ``"r+"`` writes into the store. ``"c"`` keeps writes in the memory of this process.
         keys: nested keys, or prefixes of them, to open; None opens all.
         format: as for :func:`load`.
-        **options: options of the format.
+        **options: options of the format, and ``verify``, as for :func:`load`.
 
     Raises:
         UnsupportedOperationError: the format can only load complete collections.

@@ -128,7 +128,8 @@ def load(
         into: for a checkpoint: objects by key, or mappings of them, whose ``load_state_dict`` is called with what was saved at
             their keys. All keys and shapes are checked before the first call.
         format: name of a registered format; None selects the format that recognises ``path``.
-        **options: options of the format.
+        **options: options of the format. With every format, ``verify=True`` checks first what :func:`verify` checks: the whole
+            save is read, and the hashes that ``save(checksums=True)`` has recorded are compared.
 
     Returns:
         The collection; or the mapping, in memory, without what was loaded ``into`` objects. Tensors that were tied are tied.
@@ -138,7 +139,7 @@ def load(
         FileNotFoundError: ``path`` does not exist.
         KeyMismatchError: a key of ``into``, or of the state of an object in it, is missing, or its state has an unexpected key.
         MissingPluginError: the format is not registered.
-        FormatError: no registered format, or more than one, recognises ``path``.
+        FormatError: no registered format, or more than one, recognises ``path``, or the save is damaged.
         StructureError: a shape differs from that of an object in ``into``, or the save is not a checkpoint.
         TypeError: the format has no such option, no format accepts the location, or ``into`` has an object without
             ``load_state_dict``.

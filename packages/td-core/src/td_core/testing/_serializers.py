@@ -484,4 +484,6 @@ class SerializerTests:
         for damage in self.damage(path):
             with contextlib.suppress(FormatError, FileNotFoundError):
                 assert not verify(path, format=self.serializer().name).ok, damage
+            with pytest.raises((TensorDictError, FileNotFoundError)):
+                load(path, format=self.serializer().name, verify=True)
         assert verify(path, format=self.serializer().name).ok
