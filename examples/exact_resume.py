@@ -114,7 +114,10 @@ def main() -> None:
     training = Training(arguments.folder, num_threads=arguments.threads)
     print(f"begins with row {training.loader.rows} of epoch {training.loader.epoch}")
     training.run(arguments.kill)
-    print(f"{len(training.losses)} steps, last loss {training.losses[-1]:.6f}")
+    losses = training.losses
+    print(f"{len(losses)} steps, last loss {losses[-1]:.6f}")
+    if len(losses) != EPOCHS * (ROWS // BATCH_SIZE) or losses[-1] > losses[0] / 2:
+        raise SystemExit("the training missed a step, or has not learned")
 
 
 if __name__ == "__main__":

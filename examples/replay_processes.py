@@ -84,3 +84,4 @@ def run(seconds: float, readers: int = 3) -> tuple[int, int, int, int]:
 if __name__ == "__main__":
     written, rows, wrong, kills = run(float(sys.argv[1]) if len(sys.argv) > 1 else 5.0)
     print(f"{written} rows written, {rows} read, {wrong} not whole; the writer was killed {kills} times")
+    sys.exit(1 if wrong or not rows else 0)

@@ -98,7 +98,10 @@ def main() -> None:
         for name in ("safetensors", "memmap", "hdf5", "zarr", "parquet", "arrow"):
             store = SqliteStore(f"{folder}/objects.sqlite", f"data.{name}")
             td_core.save(data, store, format=name)
-            print(name, td_core.open(store)[[4, 1]]["n", "b"].tolist())
+            rows = td_core.open(store)[[4, 1]]
+            print(name, rows["n", "b"].tolist())
+            if not (rows == data[[4, 1]]).all():
+                raise SystemExit(f"the rows of {name} differ from those that were saved")
 
 
 if __name__ == "__main__":
