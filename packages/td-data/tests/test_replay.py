@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import signal
@@ -59,6 +60,62 @@ def test_r1_row_that_was_overwritten_is_an_error() -> None:
         buffer[torch.tensor([5, 1])]
     with pytest.raises(IndexError, match="row 6 was not written"):
         buffer[6]
+
+
+def test_r1_add_of_several_rows_is_refused() -> None:
+    buffer = fill(ReplayBuffer(4), 3)
+    for rows in (make_rows(3, 1), make_rows(3, 2)):
+        with pytest.raises(
+            StructureError, match=r"add\(\) takes one row; extend\(\) takes several: .* size \[\]"
+        ):
+            buffer.add(rows)
+    with pytest.raises(TypeError, match="a row is a collection; got dict"):
+        buffer.add({"number": 3})
+    assert buffer.write_count == 3
+    pairs = ReplayBuffer(make_rows(0, 8).view(4, 2))
+    assert pairs.add(make_rows(5, 2)) == 0
+    with pytest.raises(StructureError, match=r"batch size \[2\], this collection has \[\]"):
+        pairs.add(make_rows(5, 1)[0])
+
+
+@pytest.mark.parametrize("count", [3, 10, 14])
+def test_r1_slice_is_one_of_numbers(count: int) -> None:
+    buffer = fill(ReplayBuffer(10), count)
+    low = max(count - 10, 0)
+    numbers = list(range(count))
+    for index in (slice(None), slice(low, None), slice(None, count), slice(None, count - 1), slice(None, None, 3),
+                  slice(count - 2, count), slice(count, None), slice(low + 2, low + 1)):  # fmt: skip
+        wanted = numbers[low:] if index.start is None else numbers
+        stop = index.stop if index.stop is None or index.start is not None else index.stop - low
+        wanted = wanted[slice(index.start, stop, index.step)]
+        assert buffer[index]["number"].tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("index", "text"),
+    [
+        (slice(None, 3), "row 2 was overwritten: the buffer has the numbers from 4 to 13"),
+        (slice(None, 4), "row 3 was overwritten"),
+        (slice(3, 6), r"row 3 was overwritten: .*, and buffer\[:\] gives their rows"),
+        (slice(5, 15), "row 14 was not written"),
+        (slice(15, None), "row 15 was not written"),
+        (slice(-3, None), "row -3 was not written"),
+    ],
+)
+def test_r1_slice_with_rows_that_are_not_there_is_an_error(index: slice, text: str) -> None:
+    with pytest.raises(IndexError, match=text):
+        fill(ReplayBuffer(10), 14)[index]
+
+
+def test_r1_rows_of_an_empty_buffer_are_an_error() -> None:
+    for index in (slice(None), []):
+        with pytest.raises(IndexError, match=r"the buffer is empty: extend\(\) it first"):
+            ReplayBuffer(3)[index]
+    with pytest.raises(IndexError, match=r"row 0 was not written: the buffer is empty, extend\(\) it first"):
+        ReplayBuffer(3)[0]
+    assert len(ReplayBuffer(make_rows(0, 3))[:]) == 0
+    with pytest.raises(ValueError, match="the step of a slice is an integer of 1 or more; got -1"):
+        fill(ReplayBuffer(3), 3)[::-1]
 
 
 @pytest.mark.parametrize("counts", [(), (3,), (7, 7), (0, 25, 1)])
@@ -294,12 +351,40 @@ def test_r7_rows_of_a_state_do_not_replace_newer_ones_of_other_processes(tmp_pat
     assert shared[8]["number"] == 8
 
 
-@pytest.mark.parametrize("samplers", [(None, PrioritizedSampler), (PrioritizedSampler, None)])
-def test_r7_state_of_another_sampler_is_refused(samplers: Any) -> None:
-    one, two = (fill(ReplayBuffer(5, sampler=make and make()), 3) for make in samplers)
-    with pytest.raises(ValueError, match="the state is not of a buffer with a (Ring|Prioritized)Sampler"):
+SAMPLERS: dict[str, Any] = {
+    "RingSampler": lambda: None,
+    "PrioritizedSampler": PrioritizedSampler,
+    "SliceSampler": lambda: SliceSampler(2, end_key="done"),
+}
+
+
+@pytest.mark.parametrize(("saved", "own"), list(itertools.permutations(SAMPLERS, 2)))
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_r7_state_of_another_sampler_is_refused(
+    saved: str, own: str, is_loaded: bool, tmp_path: Path
+) -> None:
+    one, two = (fill(ReplayBuffer(5, sampler=SAMPLERS[name]()), 3) for name in (saved, own))
+    advice = "leave out sampler=" if saved == "RingSampler" else rf"pass sampler={saved}\(\.\.\.\)"
+    text = f"the state is of a buffer with a {saved}, this one has a {own}: {advice}"
+    if is_loaded:
+        pytest.importorskip("td_memmap")
+        one.save(tmp_path / "buffer.td")
+        with pytest.raises(ValueError, match=text):
+            ReplayBuffer.load(tmp_path / "buffer.td", sampler=SAMPLERS[own]())
+        return
+    with pytest.raises(ValueError, match=text):
         two.load_state_dict(one.state_dict())
     assert two[2]["number"] == 2
+
+
+@pytest.mark.parametrize("samplers", [(None, PrioritizedSampler), (PrioritizedSampler, None)])
+def test_r7_state_without_the_name_of_its_sampler_is_loaded_if_it_fits(samplers: Any) -> None:
+    one, two = (fill(ReplayBuffer(5, sampler=make and make()), 3) for make in samplers)
+    state = one.state_dict()
+    del state["sampler_name"]
+    one.load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is of a buffer with a (Ring|Prioritized)Sampler"):
+        two.load_state_dict(state)
 
 
 def test_r7_saved_rows_are_put_into_a_storage_that_is_given(tmp_path: Path) -> None:
@@ -379,7 +464,9 @@ def test_r2_lazy_stacks_are_storages_and_rows(storage: Any, rows: Any) -> None:
         buffer.extend(rows(make_rows(14, 2).exclude("traj")))
 
 
-@pytest.mark.parametrize("index", [0.5, [True], torch.zeros(2), torch.tensor([True, False])])
+@pytest.mark.parametrize(
+    "index", [0.5, [True], torch.zeros(2), torch.tensor([True, False]), "number", None, {1}]
+)
 def test_r1_index_that_has_no_numbers_is_refused(index: Any) -> None:
     buffer = fill(ReplayBuffer(4, sampler=PrioritizedSampler()), 3)
     with pytest.raises(TypeError, match="index has numbers of rows of int64; got"):

@@ -56,7 +56,10 @@ def check_seed(seed: int) -> int:
 
 def as_positions(values: object, what: str, ndim: int | None = 1) -> Tensor:
     """Return integers as a tensor of int64 of the CPU, or raise TypeError for others."""
-    found = torch.as_tensor(values).cpu()
+    try:
+        found = torch.as_tensor(values).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{what} of int64; got {type(values).__name__}") from None
     found = found if found.numel() else found.long()
     if found.dtype != torch.int64 or ndim not in (None, found.ndim):
         raise TypeError(f"{what} of int64; got {tuple(found.shape)} of {found.dtype}")

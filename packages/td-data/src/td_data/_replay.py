@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,9 @@ from ._order import as_positions, check_count, check_seed, make_generator, mix
 from ._ring_counters import RingCounters
 from ._ring_samplers import RingSampler
 from ._views import set_entry
+
+#: The sampler of a state without its name: by whether the sampler has a state.
+_GUESSES = {False: "RingSampler", True: "PrioritizedSampler"}
 
 
 class ReplayBuffer:
@@ -115,7 +119,18 @@ class ReplayBuffer:
         return self._counters.read()[1]
 
     def add(self, row: Any) -> int:
-        """Write one row, and return its number."""
+        """Write one row, and return its number.
+
+        Raises:
+            StructureError: there are several rows, or the keys, dtypes or shapes differ from those of the storage.
+        """
+        if not is_tensor_collection(row):
+            raise TypeError(f"a row is a collection; got {type(row).__name__}")
+        if self.rows is not None and row.batch_dims != self.rows.batch_dims - 1:
+            raise StructureError(
+                f"add() takes one row; extend() takes several: a row of this buffer has the batch size "
+                f"{list(self.rows.batch_size[1:])}, this collection has {list(row.batch_size)}"
+            )
         return int(self.extend(row.unsqueeze(0))[0])
 
     def extend(self, rows: Any) -> Tensor:
@@ -217,17 +232,35 @@ class ReplayBuffer:
         return self._sampler.update(numbers, values, low, high)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return rows by number; IndexError if one was overwritten, or not yet written."""
+        """Return rows by number; IndexError if one was overwritten, or not yet written.
+
+        A slice is one of numbers, too: ``buffer[:]`` are the rows that are there, from the oldest.
+        """
+        if isinstance(index, slice):
+            index = self._list_numbers(index)
         numbers = as_positions(index, "index has numbers of rows", None)
         with self._counters.guard(exclusive=False):
             rows = None if self.rows is None else self.rows[numbers.flatten() % self.capacity]
         low, high = self._counters.read()
         wrong = numbers[(numbers < low) | (numbers >= high)]
-        if rows is None or len(wrong):
-            number = int(wrong[0])
-            why = "was overwritten" if 0 <= number < low else "was not written"
-            raise IndexError(f"row {number} {why}: the buffer has the numbers from {low} to {high - 1}")
+        if len(wrong):
+            raise _find_reason(int(wrong[0]), low, high)
+        if rows is None:
+            raise IndexError("the buffer is empty: extend() it first")
         return rows.unflatten(0, numbers.shape) if numbers.ndim else rows[0]
+
+    def _list_numbers(self, index: slice) -> Tensor:
+        """Return the numbers in a slice; a bound that is omitted is the oldest or the newest row."""
+        low, high = self._counters.read()
+        start = low if index.start is None else operator.index(index.start)
+        stop = high if index.stop is None else operator.index(index.stop)
+        step = check_count(1 if index.step is None else index.step, "the step of a slice")
+        # A slice of a list leaves out what is not there, but whoever asks for the first rows must hear that they are gone.
+        is_gone = low > 0 and index.start is None and stop == low and index.stop is not None
+        for number in (start, stop - 1) if start != stop or is_gone else ():
+            if not low <= number < high:
+                raise _find_reason(number, low, high)
+        return torch.arange(start, max(start, stop), step)
 
     # Without these, Python would ask for the numbers from 0 on, and end silently at one that was overwritten.
     def __iter__(self) -> Iterator[Any]:
@@ -246,6 +279,7 @@ class ReplayBuffer:
             "capacity": self.capacity,
             "generator": self._generator.get_state(),
             "sampler": self._sampler.state_dict(),
+            "sampler_name": type(self._sampler).__name__,
         }
         own = self.rows is not None and not self._stored and not self.rows.is_shared()
         return {**state, "rows": self.rows.clone()} if own else state
@@ -261,8 +295,7 @@ class ReplayBuffer:
             raise ValueError(
                 f"the state is of a buffer of {state_dict['capacity']} rows; this one has {self.capacity}"
             )
-        if state_dict["sampler"].keys() != self._sampler.state_dict().keys():
-            raise ValueError(f"the state is not of a buffer with a {type(self._sampler).__name__}")
+        self._check_sampler(state_dict)
         if rows is not None and not counters.is_private and written < self.write_count:
             raise ValueError(
                 f"the storage has {self.write_count} rows written, which the {written} rows of the state would replace"
@@ -284,6 +317,16 @@ class ReplayBuffer:
         self._sampler.start(self.capacity)
         self._sampler.load_state_dict(state_dict["sampler"], state_dict["write_count"])
 
+    def _check_sampler(self, state: dict[str, Any]) -> None:
+        """Refuse the state of a buffer with a sampler of another class."""
+        own, saved = type(self._sampler).__name__, state["sampler"]
+        # A state of an earlier version has no name.
+        guess = own if saved.keys() == self._sampler.state_dict().keys() else _GUESSES[bool(saved)]
+        theirs = state.get("sampler_name", guess)
+        if theirs != own:
+            what = "leave out sampler=" if theirs == "RingSampler" else f"pass sampler={theirs}(...)"
+            raise ValueError(f"the state is of a buffer with a {theirs}, this one has a {own}: {what}")
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state in one file or directory, which is the old one or complete at any time.
 
@@ -291,7 +334,7 @@ class ReplayBuffer:
         """
         state = self.state_dict()
         place = None if "rows" in state else getattr(self.rows, "saved_path", None)
-        header = {name: state.pop(name) for name in ("write_count", "reserved", "capacity")}
+        header = {name: state.pop(name) for name in ("write_count", "reserved", "capacity", "sampler_name")}
         header["storage"] = None if place is None else os.path.abspath(place)
         header["counters"] = self._counters.path
         state["header"] = torch.tensor(list(json.dumps(header).encode()), dtype=torch.uint8)
@@ -312,12 +355,13 @@ class ReplayBuffer:
         Args:
             path: what ``save`` has written.
             storage: the storage of the rows, if the save has neither them nor their location.
-            sampler: a sampler as the buffer had.
+            sampler: a sampler with the arguments of the one that the buffer had; the save has its priorities only.
             batch_size: rows, or slices, of a batch.
             device: device of rows that are in memory.
 
         Raises:
-            ValueError: the save has neither the rows nor their location, and ``storage`` is missing.
+            ValueError: the save has neither the rows nor their location, and ``storage`` is missing; or the buffer had a
+                sampler of another class.
         """
         saved = load(path)
         header, rows = parse_json(bytes(saved["header"].tolist())), saved.get("rows", None)
@@ -331,3 +375,13 @@ class ReplayBuffer:
         state = {**header, "generator": saved["generator"].clone(), "sampler": dict(saved["sampler"].items())}
         buffer.load_state_dict({**state, "rows": rows})
         return buffer
+
+
+def _find_reason(number: int, low: int, high: int) -> IndexError:
+    """Return the error for a row that is not there."""
+    if high <= low:
+        return IndexError(f"row {number} was not written: the buffer is empty, extend() it first")
+    why = "was overwritten" if 0 <= number < low else "was not written"
+    return IndexError(
+        f"row {number} {why}: the buffer has the numbers from {low} to {high - 1}, and buffer[:] gives their rows"
+    )
