@@ -17,6 +17,7 @@ from td_core import StructureError, TensorDict, lazy_stack, load, pad_sequence, 
 from td_core._python.public_names import SIBLING_NAMES
 from td_core.errors import FIRST_PARTY
 
+distributed = pytest.importorskip("td_distributed")
 memmap = pytest.importorskip("td_memmap")
 
 
@@ -72,9 +73,44 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "sibling's name": (lambda: import_from("td_core", "tensorclass"), ImportError, "it is in td_tensorclass"),
     "core's name": (lambda: import_from("td_nn", "TensorDict"), ImportError, "it is in td_core"),
     "attribute of a sibling": (lambda: td_core.TensorDictModule, AttributeError, "it is in td_nn"),
+    "pad dicts": (
+        lambda: pad_sequence([{"tok": torch.ones(2)}]),  # type: ignore[type-var]
+        TypeError,
+        "pad_sequence() takes a collection, such as a TensorDict; got dict; from_dict()",
+    ),
+    "modules in a list": (
+        lambda: TensorDict.from_modules([torch.nn.Linear(1, 1)]),  # type: ignore[arg-type]
+        TypeError,
+        "from_modules() takes modules, one by one; got list; from_modules(*modules) takes several",
+    ),
+    "list for a module": (
+        lambda: TensorDict.from_module([torch.nn.Linear(1, 1)]),  # type: ignore[arg-type]
+        TypeError,
+        "from_module() takes a module; got list; from_modules(*modules)",
+    ),
+    "collection for a module": (
+        lambda: TensorDict.from_module(make_data()),  # type: ignore[arg-type]
+        TypeError,
+        "from_module() takes a module; got TensorDict",
+    ),
+    "write to a list": (lambda: make_data().to_module([]), TypeError, "to_module() takes a module; got list"),
     "map to a file": (lambda: make_data().memmap(write_bytes()), OSError, "which is a file: remove it"),
     "map a file": (lambda: TensorDict.load_memmap(write_bytes()), ValueError, "from_filename() maps"),
 }  # fmt: skip
+
+
+#: Functions whose argument is a collection, and a call of each.
+NO_COLLECTION: dict[Callable[..., object], Callable[[Any], object]] = {
+    pad_sequence: lambda value: pad_sequence([value]),
+    td_core.unpad_sequence: lambda value: td_core.unpad_sequence(value, torch.ones(2, 2)),
+    td_core.pad: lambda value: td_core.pad(value, [0, 1]),
+    td_core.group_by: lambda value: td_core.group_by(value, "a"),
+    td_core.remove_duplicates: lambda value: td_core.remove_duplicates(value, "a"),
+    td_core.isin: lambda value: td_core.isin(make_data(), value, "obs"),
+    distributed.consolidate: lambda value: distributed.consolidate(value),
+    distributed.is_consolidated: lambda value: distributed.is_consolidated(value),
+    distributed.storage_of: lambda value: distributed.storage_of(value),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +145,18 @@ def test_missing_sibling_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatc
 
 def test_name_of_a_sibling_is_no_attribute() -> None:
     assert not hasattr(td_core, "tensorclass") and getattr(td_core, "Loader", None) is None
+
+
+@pytest.mark.parametrize("value", [{}, [1], None, torch.ones(2), "x"], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("call", NO_COLLECTION, ids=lambda call: call.__name__)
+def test_value_that_is_no_collection_is_named_by_its_type(call: Callable[..., object], value: object) -> None:
+    with pytest.raises(TypeError, match=f"a collection.*got {type(value).__name__}"):
+        NO_COLLECTION[call](value)
+
+
+def test_mask_that_is_no_tensor_is_named_by_its_type() -> None:
+    with pytest.raises(TypeError, match="a mask that is a tensor or a collection; got list"):
+        td_core.unpad_sequence(make_data(), [True])  # type: ignore[arg-type]
 
 
 def test_load_of_unknown_option_does_not_name_open() -> None:

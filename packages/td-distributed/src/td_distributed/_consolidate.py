@@ -300,6 +300,8 @@ def from_buffer(buffer: Tensor) -> TensorCollection:
     >>> from_buffer(storage_of(td))["a"]
     tensor([0, 1, 2])
     """
+    if not isinstance(buffer, Tensor):
+        raise TypeError(f"a tensor of bytes is needed; got {type(buffer).__name__}")
     if buffer.dtype is not torch.uint8 or buffer.dim() != 1:
         raise TypeError(f"a vector of bytes is needed; got {buffer.dtype} of shape {list(buffer.shape)}")
     buffer = buffer.contiguous()

@@ -313,6 +313,8 @@ def attach_backend(collection: CollectionT, state: ConsolidatedBackend) -> Colle
 
 def get_backend(collection: Any) -> ConsolidatedBackend | None:
     """Return the consolidated backend of a collection, or None."""
+    if not isinstance(collection, TensorCollection):
+        raise TypeError(f"a collection is needed, such as a TensorDict; got {type(collection).__name__}")
     result: ConsolidatedBackend | None = (collection._inner()._backends or {}).get(KEY)
     return result
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._encode.inspection import Report, Tree
+from .._tree.defaults import check_collection
 from .._tree.node import Core, CoreT
 from .._tree.stored_leaves import as_memory, is_stored
 from .._tree.walks import walk
@@ -36,18 +37,6 @@ def save_collection(
         return data if result is whole else result
 
     return save_together(data, write, lambda: data, options.get("return_early"))
-
-
-def _check_collection(operation: str, data: object) -> None:
-    """Raise TypeError for data that is not a collection."""
-    if not isinstance(data, Core):
-        hint = "; from_dict() and from_pytree() convert nested dicts" if isinstance(data, Mapping) else ""
-        raise type_error(operation, data, "a collection, such as a TensorDict", hint)
-
-
-def type_error(operation: str, data: object, wanted: str, hint: str = "") -> TypeError:
-    """Return the error for data that an operation cannot save."""
-    return TypeError(f"{operation}() takes {wanted}; got {type(data).__name__}{hint}")
 
 
 def save_without_defaults(
@@ -169,7 +158,7 @@ def reopen(data: CoreT, *, storage_options: Mapping[str, object]) -> CoreT:
     Traceback (most recent call last):
     ValueError: reopen() gives options to leaves in a store; the collection has none that takes storage_options
     """
-    _check_collection("reopen", data)
+    check_collection("reopen", data)
     found = False
     for node in walk(data):
         reopen_store: Any = getattr(node, "reopen_store", None)
@@ -210,7 +199,7 @@ def create(like: Core, path: Location | None, *, format: str | None = None, **op
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    _check_collection("create", like)
+    check_collection("create", like)
     place = find_place(path, options.get("storage_options"))
     serializer = SERIALIZERS.for_saving(place, format)
     place, options = pass_location(serializer, place, options)
@@ -236,7 +225,7 @@ def append(rows: Core, path: Location, *, format: str | None = None, **options: 
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    _check_collection("append", rows)
+    check_collection("append", rows)
     serializer, place, options = _find(path, format, "append", options)
     save_together(rows, lambda whole: serializer.append(whole, place, **options), lambda: None)
 

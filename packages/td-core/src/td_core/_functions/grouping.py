@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._tree.defaults import get_entry, missing_key_error
+from .._tree.defaults import check_collection, get_entry, missing_key_error
 from .._tree.dim_names import find_dims
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import Core
@@ -34,6 +34,7 @@ def group_by(tensordict: Core, key: NestedKey) -> tuple[Tensor | list[object], t
     >>> values, [len(group) for group in groups]
     (tensor([0, 1]), [1, 2])
     """
+    check_collection("group_by", tensordict)
     entry: Any = get_entry(tensordict, unravel_key_to_tuple(key))
     if not tensordict.batch_size:
         raise ValueError("group_by groups the rows along the first batch dim, and the collection has none")
@@ -90,6 +91,8 @@ def isin(input: object, reference: object, key: NestedKey, dim: int | str = 0) -
     >>> isin(TensorDict({"a": [1, 0, 2]}, [3]), TensorDict({"a": [2, 1]}, [2]), "a")
     tensor([ True, False,  True])
     """
+    for data in (input, reference):
+        check_collection("isin", data)
     left, right = (_rows(td, key, dim) for td in (input, reference))
     if left.shape[1:] != right.shape[1:]:
         raise StructureError(
@@ -121,6 +124,7 @@ def remove_duplicates(
     >>> remove_duplicates(TensorDict({"a": [1, 0, 1], "b": [4, 5, 6]}, [3]), "a")["b"]
     tensor([5, 4])
     """
+    check_collection("remove_duplicates", input)
     place = find_dims(input, "remove_duplicates", dim)
     rows = _rows(input, key, place)
     distinct, inverse = torch.unique(rows, dim=0, return_inverse=True)

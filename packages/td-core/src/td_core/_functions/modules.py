@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .._torch.kernels import PLAIN
 from .._torch.lazy_parameters import WITHOUT_SHAPE, stack_without_shapes, take_member
 from .._torch.private import functorch_level
-from .._tree.defaults import show_path
+from .._tree.defaults import show_path, type_error
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import FACTORIES, LEAF_KINDS, Child, Core, make_dense
 from .._tree.roles import (
@@ -144,6 +144,7 @@ def from_module(
 
 def read_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Core:
     """Read the parameters and buffers of a module, or its state dict, into a new collection."""
+    _check_module("from_module", module)
     if not use_state_dict:
         taken: Core = _copy_slots(module, filter_empty)
         return taken
@@ -153,6 +154,12 @@ def read_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filte
         if name in buffers and not is_parameter(leaf) and not torch.compiler.is_compiling():
             mark_buffer(leaf)
     return _unflatten_state(state)
+
+
+def _check_module(operation: str, module: object, wanted: str = "a module") -> None:
+    if not isinstance(module, nn.Module):
+        hint = "; from_modules(*modules) takes several" if isinstance(module, (list, tuple)) else ""
+        raise type_error(operation, module, wanted, hint)
 
 
 def _unflatten_state(state: dict[str, object]) -> Core:
@@ -272,6 +279,8 @@ def stack_modules(
     """Read the parameters and buffers of modules, and stack them."""
     if not modules:
         raise StructureError("from_modules() needs at least one module")
+    for module in modules:
+        _check_module("from_modules", module, "modules, one by one")
     items = [read_entries(module, as_module, use_state_dict) for module in modules]
     return items[0]._stack_lazily(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
@@ -319,6 +328,8 @@ def write_to_module(
     preserve_module_state: bool,
 ) -> object:
     """Replace the parameters and buffers of a module by the leaves of a collection; see ``to_module``."""
+    if not isinstance(module, (nn.Module, Core)):
+        raise type_error("to_module", module, "a module")
     if use_state_dict:
         if inplace is not None:
             raise StructureError(

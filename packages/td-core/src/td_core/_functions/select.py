@@ -15,6 +15,7 @@ from .._torch.arrays import as_tensor
 from .._torch.dtypes import keep_scalar
 from .._torch.kernels import Op, foreach, make_op
 from .._tree.components import join_components
+from .._tree.defaults import check_collection
 from .._tree.dim_names import set_batch_size
 from .._tree.node import Core, CoreT
 from .._tree.walks import has_entries, visit
@@ -35,6 +36,7 @@ def pad(
     >>> pad(TensorDict({"a": torch.arange(2)}, [2]), [1, 0], value=9)["a"]
     tensor([9, 0, 1])
     """
+    check_collection("pad", tensordict)
     root: Any = tensordict
     result: CoreT = root.pad(pad_size, value, inplace, safe)
     return result

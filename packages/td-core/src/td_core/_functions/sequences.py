@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._plans.steps import remove_size
 from .._tree.coerce import COERCERS
-from .._tree.defaults import show_path
+from .._tree.defaults import check_collection, show_path, type_error
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import Core
 from .._tree.ragged import make_padded_tensor
@@ -59,6 +59,8 @@ def pad_sequence(
             [1., 1.]])
     """
     items = list(list_of_tensordicts)
+    for item in items:
+        check_collection("pad_sequence", item)
     if not items:
         raise StructureError("pad_sequence needs at least one item, got an empty list")
     if padding_side not in ("left", "right"):
@@ -147,6 +149,7 @@ def unpad_sequence(padded: Any, mask: Tensor | Core | None = None, *, pad_dim: i
     >>> [len(item["a"]) for item in unpad_sequence(padded).tensordicts]
     [1, 2]
     """
+    check_collection("unpad_sequence", padded)
     if mask is None:
         mask = padded.get(MASKS, None)
         if not isinstance(mask, Core):
@@ -154,6 +157,8 @@ def unpad_sequence(padded: Any, mask: Tensor | Core | None = None, *, pad_dim: i
                 "unpad_sequence needs a mask: give mask=, or pad with pad_sequence(..., return_mask=True)"
             )
         padded = padded.exclude(MASKS)
+    if not isinstance(mask, (Tensor, Core)):
+        raise type_error("unpad_sequence", mask, "a mask that is a tensor or a collection")
     if isinstance(mask, Tensor) and (mask.ndim != 2 or len(mask) != len(padded)):
         raise ValueError(
             f"a mask is a tensor of shape [{len(padded)}, length], or a collection; got shape {list(mask.shape)}"

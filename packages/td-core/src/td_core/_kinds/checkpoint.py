@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from .._encode.treedefs import Tree, flatten_checkpoint, unflatten_checkpoint
 from .._formats.locations import Location, as_location, show_location
 from .._formats.object_locations import find_place
-from .._formats.saving import list_shards, load_as_class, save_collection, type_error
+from .._formats.saving import list_shards, load_as_class, save_collection
 from .._formats.serializers import SERIALIZERS, Serializer
 from .._methods.collection import TensorCollection
-from .._tree.defaults import show_path
+from .._tree.defaults import show_path, type_error
 from .._tree.node import Child, Core, Walked
 from ..errors import CodecError, KeyMismatchError, StructureError, UnsupportedOperationError
 from .parameters_saved import list_tied, tie_leaves

@@ -182,6 +182,18 @@ def check_same_leaves(
                 check_same_keys(wanted, actual, path)
 
 
+def check_collection(operation: str, data: object) -> None:
+    """Raise TypeError for data that is not a collection."""
+    if not isinstance(data, Core):
+        hint = "; from_dict() and from_pytree() convert nested dicts" if isinstance(data, Mapping) else ""
+        raise type_error(operation, data, "a collection, such as a TensorDict", hint)
+
+
+def type_error(operation: str, data: object, wanted: str, hint: str = "") -> TypeError:
+    """Return the error for data of a type that an operation does not take."""
+    return TypeError(f"{operation}() takes {wanted}; got {type(data).__name__}{hint}")
+
+
 def check_same_form(wanted: Child, actual: Child, path: tuple[str, ...]) -> None:
     """Raise StructureError unless both are tensors, both nodes of entries, or both value nodes."""
     same = isinstance(wanted, Tensor) == isinstance(actual, Tensor)
