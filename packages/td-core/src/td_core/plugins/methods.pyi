@@ -306,7 +306,7 @@ class DeclaredMethods:
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         batch_size: object = None,
-        non_tensor_as_stack: bool = False,
+        non_tensor_as_stack: bool = True,
     ) -> Self:
         """Open an HDF5 file; see :func:`td_hdf5.from_h5`."""
     def to_zarr(self, filename: object, **options: Any) -> Any:
