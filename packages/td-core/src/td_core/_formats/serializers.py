@@ -20,6 +20,7 @@ from .._encode.node_kinds import as_named
 from .._tree.node import Core
 from ..errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
 from ..typing import ObjectLocation
+from .foreign_files import find_reader
 from .locations import Location, can_use_location, has_suffix, read_head, show_location
 from .object_locations import STORES, find_objects
 
@@ -227,6 +228,8 @@ class Serializers:
         """Return the format ``name``, or with None the only one that has the suffix of a location, or else the default."""
         if name is None:
             name = self._find_by_suffix(location)
+            if name is None and DEFAULT_FORMAT in self:
+                self._refuse_foreign_name(location)
         serializer = self.get(name)
         if location is None:
             if serializer.needs_path:
@@ -259,7 +262,35 @@ class Serializers:
         missing += [name for name in _list_formats_of_suffix(location) if name not in self]
         if missing:
             raise MissingPluginError("; ".join([message, *map(_describe_provider, dict.fromkeys(missing))]))
-        raise FormatError(message)
+        raise FormatError(message + self._explain_name(location))
+
+    def _explain_name(self, location: Location) -> str:
+        """Say what the name of something that no format recognises suggests."""
+        named = [item.name for item in self if item.suffixes and has_suffix(location, item.suffixes)]
+        if named:
+            return f"; by its name it is a save of the format {named[0]!r}, which is empty or damaged"
+        reader = find_reader(location)
+        if reader is not None:
+            return f"; by its name it is a file that {reader} reads"
+        if isinstance(location, Path) and location.is_dir():
+            what = (
+                "is empty"
+                if not any(location.iterdir())
+                else "has no metadata of a save, such as a meta.json"
+            )
+            return f"; the directory {what}: it is no save, or a damaged one"
+        return ""
+
+    def _refuse_foreign_name(self, location: Location) -> None:
+        """Raise FormatError if a save of the default format would be a directory with the name of a file of another library."""
+        reader = find_reader(location)
+        if reader is not None:
+            suffixes = ", ".join(suffix for item in self for suffix in item.suffixes)
+            raise FormatError(
+                f"{show_location(location)} has the name of a file that {reader} reads, and no registered format writes "
+                f"those: pass format={DEFAULT_FORMAT!r} for a directory of that name, or choose a suffix of a format, of "
+                f"{suffixes}"
+            )
 
     def _list_candidates(self, location: Location) -> list[Serializer]:
         """Return the formats that accept a location, or raise MissingPluginError or TypeError."""

@@ -78,7 +78,7 @@ def save(
 
     Raises:
         CodecError: a value of a mapping cannot be stored without a pickle; the message has its key path, and nothing is written.
-        FormatError: several formats have the suffix of ``path``, and ``format`` is None.
+        FormatError: ``format`` is None, and several formats, or only another library, have the suffix of ``path`` (as ``.pt``).
         MissingPluginError: the format is not registered.
         TypeError: ``data`` is neither a collection nor a mapping, the format has no such option, or does not accept the location.
         UnsupportedOperationError: ``data`` is a mapping, and the format stores collections only.
