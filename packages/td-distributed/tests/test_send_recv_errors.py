@@ -29,6 +29,10 @@ MISMATCHES: dict[str, tuple[Callable[[], Any], str]] = {
         r"key 'b' is torch.float32 of shape \[2, 3\] here, torch.int64",
     ),
     "missing": (lambda: TensorDict({"a": torch.zeros(2)}, batch_size=[2]), "key 'b' is missing here"),
+    "empty": (
+        lambda: TensorDict(batch_size=[2]),
+        r"missing here.*from_remote_init\(\) send to a process without entries",
+    ),
     "extra": (
         lambda: TensorDict(
             {"b": torch.zeros(2, 3, dtype=torch.int64), "a": torch.zeros(2), "c": torch.zeros(2)},

@@ -23,6 +23,8 @@ from ._wire import Message
 SLACK = 1 << 26
 #: Headers of up to this many bytes are parsed through a cache.
 SHORT = 1 << 16
+#: What an error says to a receiver without leaves.
+_FIRST = "; init_remote() and from_remote_init() send to a process without entries"
 
 
 class ReceiveTarget:
@@ -164,9 +166,10 @@ def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> 
         right = _wire.describe_structure(message.nodes, message.layout)
     for path in [*left, *(path for path in right if path not in left)]:
         if left.get(path) != right.get(path):
+            hint = "" if layout.leaves else _FIRST
             raise StructureError(
                 f"cannot receive: {show_path(path)} is {left.get(path, 'missing')} here, "
-                f"{right.get(path, 'missing')} in the message; nothing was changed"
+                f"{right.get(path, 'missing')} in the message{hint}; nothing was changed"
             )
 
 
