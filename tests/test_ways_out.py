@@ -19,10 +19,15 @@ from td_core.errors import FIRST_PARTY
 
 distributed = pytest.importorskip("td_distributed")
 memmap = pytest.importorskip("td_memmap")
+tensorclass = pytest.importorskip("td_tensorclass")
 
 
 def make_data() -> Any:
     return TensorDict({"obs": torch.zeros(3, 2), "info": {"step": torch.arange(3)}}, [3])
+
+
+class Row(tensorclass.TensorClass):
+    x: torch.Tensor
 
 
 def make_jagged(*lengths: int) -> Any:
@@ -94,6 +99,16 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "from_module() takes a module; got TensorDict",
     ),
     "write to a list": (lambda: make_data().to_module([]), TypeError, "to_module() takes a module; got list"),
+    "masks of a tensorclass": (
+        lambda: pad_sequence([Row(torch.ones(2)), Row(torch.ones(3))], return_mask=True),
+        AttributeError,
+        "no field 'masks': existing keys: ['x']; declare a field for the masks, or pad the result of to_tensordict()",
+    ),
+    "mask of a tensorclass": (
+        lambda: Row(make_jagged(1, 2)["x"], batch_size=[2]).to_padded_tensor(mask_key="mask"),
+        AttributeError,
+        "no field 'mask': existing keys: ['x']; declare a field for the masks",
+    ),
     "map to a file": (lambda: make_data().memmap(write_bytes()), OSError, "which is a file: remove it"),
     "map a file": (lambda: TensorDict.load_memmap(write_bytes()), ValueError, "from_filename() maps"),
 }  # fmt: skip
@@ -171,5 +186,7 @@ def test_ways_out_work() -> None:
     assert torch.cat([make_jagged(1, 2), make_jagged(2, 2)])["x"].offsets().tolist() == [0, 1, 3, 5, 7]
     steps = make_steps()
     assert lazy_stack(steps).to_padded_tensor()["tokens"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    rows = [Row(torch.ones(n)).to_tensordict() for n in (1, 2)]
+    assert pad_sequence(rows, return_mask=True)["masks", "x"].tolist() == [[True, False], [True, True]]
     assert pad_sequence([step.exclude("label") for step in steps])["tokens"].shape == (2, 3)
     assert memmap.MemoryMappedTensor.from_filename(write_bytes(), torch.float32, [3]).tolist() == [0, 0, 0]

@@ -27,10 +27,20 @@ def pad_to_dense(node: Core, padding: float, mask_key: NestedKey | None) -> obje
     try:
         result = pad_node(node, padding)
         if mask_key is not None:
-            result.set(mask_key, make_mask(node, unravel_key_to_tuple(mask_key)))
+            mask = make_mask(node, unravel_key_to_tuple(mask_key))
+            set_masks(partial(result.set, mask_key, mask))
     except RecursionError as error:
         raise DepthError(f"the levels are too many to be padded one inside the other: {error}") from error
     return result
+
+
+def set_masks(write: Callable[[], object]) -> None:
+    """Write masks; for a class without a field for them, say what to do."""
+    try:
+        write()
+    except AttributeError as error:
+        told = f"{error}; declare a field for the masks, or pad the result of to_tensordict()"
+        raise type(error)(told) from error
 
 
 def pad_node(node: Core, padding: float) -> Any:

@@ -18,7 +18,7 @@ from .._tree.walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 from .joining import cat, lazy_stack, stack_densely
-from .padding import get_largest_size, stack_padded
+from .padding import get_largest_size, set_masks, stack_padded
 
 MASKS = "masks"
 """Default key of the masks."""
@@ -89,7 +89,7 @@ def pad_sequence(
         )
     if return_mask is not False:
         where = (MASKS,) if return_mask is True else unravel_key_to_tuple(return_mask)
-        result.create_nested(where)
+        set_masks(lambda: result.create_nested(where))
         for path, mask in masks.items():
             result._set_path((*where, *path), mask)
     if out is not None:
