@@ -327,3 +327,32 @@ def test_serializer_suite_detecting_every_path_fails(test: Any, tmp_path: Path) 
 def test_serializer_suite_undetected_damage_fails(tmp_path: Path) -> None:
     with installed(Plugin()), pytest.raises(pytest.fail.Exception, match="DID NOT RAISE FormatError"):
         EverythingTests().test_a_damaged_save_is_an_error(tmp_path)
+
+
+#: What ``make`` returns, and what the suite says that it needs.
+UNFIT_COLLECTIONS = {
+    "int leaves": (
+        lambda: TensorDict({"a": torch.ones(3, 2, dtype=torch.int64)}, [3, 2]),
+        "'a' of torch.int64",
+    ),
+    "one batch dim": (
+        lambda: TensorDict({"a": torch.ones(3)}, [3]),
+        r"batch size \[3\]; the suite needs two dims",
+    ),
+    "a dim of size 1": (lambda: TensorDict({"a": torch.ones(3, 1)}, [3, 1]), "dims of size 2 or more"),
+    "no tensors": (lambda: TensorDict({}, [3, 2]), "a TensorDict without tensors"),
+    "locked": (lambda: TensorDict({"a": torch.ones(3, 2)}, [3, 2]).lock_(), "returns a locked collection"),
+    "a dict": (lambda: {"a": torch.ones(3, 2)}, "returns a dict, not a collection"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT_COLLECTIONS)
+def test_suite_says_what_make_lacks(name: str) -> None:
+    make, words = UNFIT_COLLECTIONS[name]
+
+    class Suite(CollectionTests):
+        def make(self) -> Any:
+            return make()
+
+    with pytest.raises(AssertionError, match=words):
+        Suite().test_make_gives_what_the_suite_needs()

@@ -204,32 +204,47 @@ class CollectionTests:
         match = self.leaves(result)
         assert list(match) == list(expected), f"the keys are {list(match)} instead of {list(expected)}"
         for key, leaf in expected.items():
-            assert match[key].dtype == leaf.dtype, key
+            assert match[key].dtype == leaf.dtype, f"{key!r} is of {match[key].dtype} instead of {leaf.dtype}"
             torch.testing.assert_close(match[key], leaf, equal_nan=True, rtol=0, atol=0)
         if batch_size is not None:
-            assert result.batch_size == batch_size
-            assert isinstance(result.batch_size, torch.Size)
+            size = result.batch_size
+            assert size == batch_size, f"the batch size is {list(size)} instead of {list(batch_size)}"
+            assert isinstance(size, torch.Size), (
+                f"batch_size is not a torch.Size, but a {type(size).__name__}"
+            )
         if self.keeps_kind:
-            assert type(result) is type(self.make())
+            wanted = type(self.make())
+            assert type(result) is wanted, f"the result is a {type(result)!r} instead of a {wanted!r}"
 
     def test_make_gives_what_the_suite_needs(self) -> None:
         """``make`` returns a collection that meets the requirements of the suite."""
         collection = self.make()
-        assert isinstance(self.make(), Core)
-        assert isinstance(collection.batch_size, torch.Size), "batch_size is not a torch.Size"
-        assert len(collection.batch_size) >= 2
-        assert min(collection.batch_size) >= 2
+        assert isinstance(collection, TensorCollection), (
+            f"make() returns a {type(collection).__name__}, not a collection"
+        )
+        size = collection.batch_size
+        assert isinstance(size, torch.Size), f"batch_size is not a torch.Size, but a {type(size).__name__}"
+        assert len(size) >= 2, f"make() returns batch size {list(size)}; the suite needs two dims"
+        assert min(size) >= 2, (
+            f"make() returns batch size {list(size)}; the suite needs dims of size 2 or more"
+        )
         leaves = self.leaves(collection)
-        assert leaves
-        assert all(leaf.is_floating_point() for leaf in leaves.values())
-        assert all(leaf.shape[: collection.batch_dims] == collection.batch_size for leaf in leaves.values())
-        assert not collection.is_locked
+        assert leaves, f"make() returns a {type(collection).__name__} without tensors"
+        for key, leaf in leaves.items():
+            assert leaf.is_floating_point(), (
+                f"make() returns {key!r} of {leaf.dtype}; the suite needs floating point"
+            )
+            assert leaf.shape[: len(size)] == size, (
+                f"{key!r} of make() has shape {list(leaf.shape)}, which does not begin with the batch size {list(size)}"
+            )
+        assert not collection.is_locked, "make() returns a locked collection; the suite changes it"
 
     def test_children_make_the_same_node_again(self) -> None:
         """``_with_children`` sets the given children and metadata, and keeps the kind and all other metadata."""
         collection = self.labelled()
         children = dict(collection._children())
-        assert all(isinstance(child, (Tensor, Core)) for child in children.values())
+        for key, child in children.items():
+            assert isinstance(child, (Tensor, Core)), f"_children has a {type(child).__name__} at {key!r}"
         again = collection._with_children(children)
         for what, read in TOLD.items():
             if self.keeps_kind or what != "class":
