@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import td_core
-from td_core import CodecError, LazyStackedTensorDict, TensorDict, TensorDictParams, load, save
+from td_core import (
+    CodecError,
+    LazyStackedTensorDict,
+    StructureError,
+    TensorDict,
+    TensorDictParams,
+    load,
+    save,
+)
 from td_core._encode.value_codec import is_same_value
 from td_core.testing import assert_same
 
@@ -268,3 +276,24 @@ def test_leaf_of_two_collections_is_one_leaf_again(name: str, tmp_path: Path) ->
     assert found["data"][0]["x"] is found["data"][1]["y"]
     for key in ("actor", "critic"):
         assert_same(found[key], tree[key])
+
+
+def test_part_of_a_checkpoint_loads_as_the_error_says(name: str, tmp_path: Path) -> None:
+    model, part = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), nn.Sequential(nn.Linear(3, 4))
+    save({"model": model}, tmp_path / name)
+    before = part[0].weight.detach().clone()
+    with pytest.raises(TypeError, match=r"load_state_dict\(load\(path\)\['model'\], strict=False\)"):
+        load(tmp_path / name, into={"model": part}, strict=False)
+    assert part[0].weight.equal(before)
+    part.load_state_dict(load(tmp_path / name)["model"], strict=False)
+    assert part[0].weight.equal(model[0].weight)
+    assert load(tmp_path / name, into={"model": model}, strict=True) == {}
+
+
+def test_parameters_of_a_collection_load_into_a_module_as_the_error_says(name: str, tmp_path: Path) -> None:
+    model, other = nn.Linear(3, 4), nn.Linear(3, 4)
+    save(TensorDict.from_module(model).data, tmp_path / name)
+    with pytest.raises(StructureError, match=r"is not a mapping; .* call to_module\(model\) of the result"):
+        load(tmp_path / name, into={"model": other})
+    load(tmp_path / name).to_module(other)
+    assert other.weight.equal(model.weight)

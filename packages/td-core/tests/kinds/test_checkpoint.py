@@ -159,10 +159,11 @@ def test_load_into_object_that_differs_writes_nothing(
 
 
 def test_load_into_of_collection_raises() -> None:
-    with pytest.raises(
-        StructureError, match=r"is not a mapping; got a TensorDict: load_\(\) of a collection"
-    ):
+    hint = r"is not a mapping; got a TensorDict; load it without into=, and call to_module\(model\)"
+    with pytest.raises(StructureError, match=f"^what is saved at 'x' {hint}"):
         load_into(TensorDict(), {"m": nn.Linear(1, 1)}, "'x'")
+    with pytest.raises(StructureError, match=rf"^the checkpoint 'x'\['p'\] {hint}"):
+        load_into(save_tree({"p": TensorDict()}), {"p": {"m": nn.Linear(1, 1)}}, "'x'")
 
 
 def test_load_into_lazy_module_gives_it_shapes() -> None:

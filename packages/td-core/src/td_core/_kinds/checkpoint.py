@@ -126,7 +126,8 @@ def load(
     Args:
         path: location of the save: a local path, or a URL or object that a format accepts.
         into: for a checkpoint: objects by key, or mappings of them, whose ``load_state_dict`` is called with what was saved at
-            their keys. All keys and shapes are checked before the first call.
+            their keys. All keys and shapes are checked before the first call. For a part of an object, as with
+            ``strict=False``, load the mapping, and call its ``load_state_dict``.
         format: name of a registered format; None selects the format that recognises ``path``.
         **options: options of the format. With every format, ``verify=True`` checks first what :func:`verify` checks: the whole
             save is read, and the hashes that ``save(checksums=True)`` has recorded are compared.
@@ -141,14 +142,20 @@ def load(
         MissingPluginError: the format is not registered.
         FormatError: no registered format, or more than one, recognises ``path``, or the save is damaged.
         StructureError: a shape differs from that of an object in ``into``, or the save is not a checkpoint.
-        TypeError: the format has no such option, no format accepts the location, or ``into`` has an object without
-            ``load_state_dict``.
+        TypeError: the format has no such option, no format accepts the location, ``into`` has an object without
+            ``load_state_dict``, or it is given with ``strict=False``.
 
     >>> load("missing.json", format="json")
     Traceback (most recent call last):
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
+    if into is not None and options.get("strict") is False:
+        key = next(iter(into), "model")
+        raise TypeError(
+            "into={...} loads all of each object, and strict=False does not change that; to load a part, call "
+            f"load_state_dict(load(path)[{key!r}], strict=False) of the object"
+        )
     loaded = load_as_class(None, path, format, options)
     result = loaded.to_tree() if isinstance(loaded, Checkpoint) else loaded
     return result if into is None else load_into(result, into, show_location(as_location(path)))
@@ -186,10 +193,13 @@ def load_into(tree: Tree, into: Tree, shown: str) -> Tree:
 def _pair(tree: Tree, into: Tree, path: _Path, targets: list[_Target], shown: str) -> Tree:
     """Append the objects in ``into`` with their state dicts, and return what of the tree is left."""
     if not isinstance(tree, Mapping):
-        raise StructureError(
-            f"{_locate(shown, path)} is not a mapping; got a {type(tree).__name__}"
-            + ("" if path else ": load_() of a collection loads a collection into it")
+        hint = (
+            "; load it without into=, and call to_module(model) of the result for parameters, or load_(path) of a collection"
+            if isinstance(tree, Core)
+            else ""
         )
+        place = _locate(shown, path) if path else f"what is saved at {shown}"
+        raise StructureError(f"{place} is not a mapping; got a {type(tree).__name__}{hint}")
     missing = [key for key in into if key not in tree]
     if missing:
         raise KeyMismatchError(
