@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from order_samples import make_data, take_rows
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
-from td_core import TensorDict, lazy_stack
-from td_data import BlockSampler, Loader, RandomSampler, Sampler, WeightedRandomSampler, prefetch
+from td_core import TensorDict, lazy_stack, stack
+from td_data import (
+    BlockSampler,
+    Concat,
+    Loader,
+    RandomSampler,
+    ReplayBuffer,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+    prefetch,
+)
 
 
 def list_threads() -> list[str]:
@@ -371,6 +384,11 @@ def test_e6_positions_of_a_users_sampler_are_checked(
         ),
         ({"sampler": [1, 2]}, TypeError, "sampler is a td_data.Sampler; got list"),
         (
+            {"sampler": SubsetRandomSampler([1])},
+            TypeError,
+            r"got SubsetRandomSampler of torch.utils.*: pass one, such as RandomSampler\(data\)",
+        ),
+        (
             {"sampler": RandomSampler(200)},
             ValueError,
             "the RandomSampler is for 200 rows, but the data has 103",
@@ -403,12 +421,65 @@ def test_e6_object_that_is_no_view_is_refused() -> None:
         Loader((i for i in range(3)), 2)
 
 
+class Endless(IterableDataset[int]):
+    """A data set of torch without positions."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+class OneAtATime:
+    """A data set of one row at a time, as those for a ``DataLoader``."""
+
+    def __init__(self) -> None:
+        self.items = [TensorDict({"a": torch.tensor(i)}) for i in range(7)]
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: Any) -> TensorDict:
+        return self.items[index]
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Concat([data, data])])
+@pytest.mark.parametrize("make", [dict, lambda: {"num_workers": 1}, lambda: {"sampler": BlockSampler(3)}])
+def test_e6_view_that_takes_one_position_says_what_to_do(make: Any, wrap: Any) -> None:
+    with pytest.raises(TypeError, match="got the positions of a batch, .* is for a DataLoader of torch"):
+        next(iter(Loader(wrap(OneAtATime()), 3, **make())))
+
+
+def test_e6_view_that_takes_one_position_is_read_as_the_error_says() -> None:
+    batches = DataLoader(OneAtATime(), batch_sampler=SequentialSampler(7).batches(3), collate_fn=stack)
+    assert [batch["a"].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_e6_ring_that_has_gone_round_says_what_to_read() -> None:
+    buffer = ReplayBuffer(10)
+    for _ in range(2):
+        buffer.extend(TensorDict({"a": torch.arange(7)}, [7]))
+    with pytest.raises(IndexError, match=r"row 0 was overwritten: .*, and buffer\[:\] gives their rows"):
+        next(iter(Loader(buffer, 3)))
+    assert torch.cat([batch["a"] for batch in Loader(buffer[:], 3)]).tolist() == [4, 5, 6, *range(7)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_e6_cuda_device_that_is_missing_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="device 'cuda:1' is not there: .* leave out device="):
+        Loader(make_data(), 10, device="cuda:1")
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         ([1, 2], "a view is indexed by positions; a list is not: make it a collection or a tensor"),
         ({"a": torch.zeros(3)}, "a dict is not"),
         (TensorDict({"a": 1}), "a collection without batch dims has no rows: give it a batch size first"),
+        (range(3), "a range is not: make it a collection or a tensor"),
+        ("rows.td", r"a str is not: td_core.open\(\) gives the collection of a path"),
+        (Path("rows.td"), r"td_core.open\(\) gives the collection of a path"),
+        (torch.tensor(1), r"a tensor without dims has no rows: unsqueeze\(0\) makes it one row"),
+        (None, "NoneType cannot be indexed: .* a Loader takes a collection, a tensor or such a view"),
+        (Endless(), r"Endless cannot be indexed: prefetch\(\) runs an iterator"),
     ],
 )
 def test_e6_data_without_rows_are_refused(data: Any, text: str) -> None:

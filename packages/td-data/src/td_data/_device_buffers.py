@@ -53,6 +53,10 @@ class DeviceCopies:
     def __init__(self, device: torch.device) -> None:
         if device.type == "meta":
             raise ValueError("device 'meta' has no memory, so batches cannot be copied to it")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(
+                f"device '{device}' is not there: torch finds no CUDA device; pass another one, or leave out device="
+            )
         self.device = device
         self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._free: SimpleQueue[_Buffer] = SimpleQueue()

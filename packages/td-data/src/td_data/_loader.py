@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from td_core import is_tensor_collection
 from td_core.spi import make_reporter
@@ -185,13 +187,19 @@ def _check_view(data: Any) -> int | None:
     """Return the length of a view, or None if it has none; TypeError if the object cannot be indexed."""
     if isinstance(data, Selected):
         _check_view(data.data)
-    if isinstance(data, (list, tuple, Mapping)) and not is_tensor_collection(data):
+    if isinstance(data, (str, os.PathLike)):
+        raise TypeError(
+            f"a view is indexed by positions; a {type(data).__name__} is not: td_core.open() gives the collection of a path"
+        )
+    if isinstance(data, (list, tuple, Mapping, bytes, range)) and not is_tensor_collection(data):
         raise TypeError(
             f"a view is indexed by positions; a {type(data).__name__} is not: make it a collection or a tensor"
         )
-    if not hasattr(type(data), "__getitem__"):
+    # An IterableDataset of torch inherits a __getitem__ that raises an error.
+    if isinstance(data, IterableDataset) or not hasattr(type(data), "__getitem__"):
         raise TypeError(
-            f"a view has len() and view[positions]; {type(data).__name__} cannot be indexed: prefetch() runs an iterator"
+            f"a view has len() and view[positions]; {type(data).__name__} cannot be indexed: prefetch() runs an iterator, "
+            "and a Loader takes a collection, a tensor or such a view"
         )
     try:
         return len(data)
@@ -200,6 +208,8 @@ def _check_view(data: Any) -> int | None:
             raise TypeError(
                 "a collection without batch dims has no rows: give it a batch size first"
             ) from None
+        if isinstance(data, Tensor):
+            raise TypeError("a tensor without dims has no rows: unsqueeze(0) makes it one row") from None
         return None
 
 
@@ -213,7 +223,10 @@ def _choose_sampler(
             raise TypeError(f"{type(data).__name__} has no length: give a sampler, which has one")
         return RandomSampler(data, seed=seed) if shuffle else SequentialSampler(data)
     if not isinstance(sampler, Sampler):
-        raise TypeError(f"sampler is a td_data.Sampler; got {type(sampler).__name__}")
+        kind = type(sampler)
+        raise TypeError(
+            f"sampler is a td_data.Sampler; got {kind.__name__} of {kind.__module__}: pass one, such as RandomSampler(data)"
+        )
     sampler._bind(data)
     if limit is not None and sampler._reach > limit:
         raise ValueError(

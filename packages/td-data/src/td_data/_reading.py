@@ -64,7 +64,7 @@ class Reader(Dataset[Any]):
         elif copies is not None and self.transform is None:
             return copies.gather(view, task.positions)
         else:
-            batch = view[task.positions]
+            batch = read_vector(view, task.positions)
             if is_tensor_collection(batch) and not batch.batch_dims:
                 raise TypeError(
                     f"a view takes a vector of positions; {type(view).__name__} returned one row: give the Loader the collection "
@@ -109,6 +109,19 @@ def join_batches(parts: list[Any]) -> Any:
     raise TypeError(f"cannot join batches of {type(parts[0]).__name__}: return a collection or a tensor")
 
 
+def read_vector(view: Any, positions: Tensor, read: Callable[[Tensor], Any] | None = None) -> Any:
+    """Read the rows at positions; TypeError with what to do if a user's view takes single ones only."""
+    try:
+        return view[positions] if read is None else read(positions)
+    except TypeError as error:
+        if is_tensor_collection(view):
+            raise
+        raise TypeError(
+            f"{error}: {type(view).__name__}[positions] got the positions of a batch, a vector of int64; a data set that takes "
+            "one position at a time is for a DataLoader of torch, with batch_sampler=sampler.batches(batch_size)"
+        ) from error
+
+
 def read_in_runs(view: Any, positions: Tensor) -> Any:
     """Read rows by slices of consecutive ones, which stores read several times as fast as positions."""
     cuts = ((positions.diff() != 1).nonzero().flatten() + 1).tolist()
@@ -131,7 +144,9 @@ class WindowReader:
         self._order, self._threads = order, Threads(num_threads)
         self._reads_ahead, self._held = num_threads > 0, dict[tuple[int, int], Future[Any]]()
         read = partial(read_in_runs, view) if is_tensor_collection(view) else view.__getitem__
-        self._read: Callable[[Tensor], Any] = getattr(view, "load_rows", read)
+        self._read: Callable[[Tensor], Any] = partial(
+            read_vector, view, read=getattr(view, "load_rows", read)
+        )
 
     def make_task(self, step: Step) -> Task:
         """Return the task of a batch; forget windows that no later batch needs."""
