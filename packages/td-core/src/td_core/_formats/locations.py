@@ -22,6 +22,14 @@ Location = Any
 #: The modes in which a save or a stored tensor is opened.
 MODES = ("r", "r+", "c")
 
+#: Suffixes of files of other libraries, which no format of the project writes, and the function that reads each.
+_READERS = {
+    (".pt", ".pth"): "torch.load()",
+    (".npy", ".npz"): "numpy.load()",
+    (".pkl", ".pickle"): "pickle.load()",
+    (".json",): "json.load()",
+}
+
 #: Size of the part of a local file that ``detect`` of each format receives.
 HEAD_SIZE = 512
 
@@ -96,6 +104,15 @@ def has_suffix(location: Location, suffixes: tuple[str, ...]) -> bool:
     """Return True if the name of a path, URL or store ends with one of some suffixes, in any case."""
     name = location if isinstance(location, (str, Path)) else getattr(location, "where", "")
     return str(name).lower().rstrip("/").endswith(suffixes)
+
+
+def find_reader(location: Location) -> str | None:
+    """Return the function that reads files of a name, or None if the name is of no known library.
+
+    >>> find_reader("model.pt")
+    'torch.load()'
+    """
+    return next((reader for suffixes, reader in _READERS.items() if has_suffix(location, suffixes)), None)
 
 
 def read_head(location: Location) -> bytes:

@@ -20,8 +20,7 @@ from .._encode.node_kinds import as_named
 from .._tree.node import Core
 from ..errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
 from ..typing import ObjectLocation
-from .foreign_files import find_reader
-from .locations import Location, can_use_location, has_suffix, read_head, show_location
+from .locations import Location, can_use_location, find_reader, has_suffix, read_head, show_location
 from .object_locations import STORES, find_objects
 
 if TYPE_CHECKING:
