@@ -41,6 +41,11 @@ def test_module_in_td_can_be_imported_from(path, name, before):
     assert done.stdout.split() == ["True", "True"]
 
 
+def test_name_of_td_data_is_named_by_the_error():
+    with pytest.raises(ImportError, match="cannot import name 'Loader' from 'td': it is in td_data"):
+        from td import Loader  # noqa: F401
+
+
 def test_name_in_two_packages_is_that_of_core():
     import td_core
 
