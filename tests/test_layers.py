@@ -22,7 +22,7 @@ ALLOWED = {
     **{name: {"td_core", *([STORE] if name in ON_STORE else [])} for name in SIBLINGS},
     "td": {"td_core", *SIBLINGS},
 }
-MOVED = {"__init__", "pickles", "testing", "_python.public_names"}
+MOVED = {"__init__", "pickles", "testing"}
 FOR_TYPES = ("td_core", "__init__", "td_store.StoredTensor")
 LONGEST_FILE = 700
 

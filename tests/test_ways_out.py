@@ -141,8 +141,8 @@ def test_error_names_the_way_out(name: str) -> None:
 
 @pytest.mark.parametrize("position", range(len(FIRST_PARTY)), ids=list(FIRST_PARTY))
 def test_table_of_names_has_those_of_each_sibling(position: int) -> None:
-    packages = [distribution.replace("-", "_") for distribution in FIRST_PARTY]
-    module = pytest.importorskip(packages[position])
+    packages = list(FIRST_PARTY)
+    module = pytest.importorskip(packages[position].replace("-", "_"))
     assert list(SIBLING_NAMES) == packages
     above = {name for package in packages[:position] for name in SIBLING_NAMES[package].split()}
     wanted = {*module.__all__} - {*td_core.__all__, "__version__"} - above

@@ -20,23 +20,23 @@ MethodT = TypeVar("MethodT", bound=Callable[..., object])
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: The public names of each sibling that no package above it has, in one string: a list of them would slow the import.
+#: By distribution: the public names of a sibling that no package above it has; one string each, as lists would slow the import.
 SIBLING_NAMES = {
-    "td_store": "StoredTensor",
-    "td_memmap": (
+    "td-store": "StoredTensor",
+    "td-memmap": (
         "AppendError FileTakenError MemoryMappedTensor NoFileError PickleRefusedError append_memmap "
         "is_memmap_archive load_memmap memmap memmap_like pack_memmap refresh_archive_checksums unpack_memmap"
     ),
-    "td_tensorclass": (
+    "td-tensorclass": (
         "MetaData NonTensorData NonTensorDataBase NonTensorStack TensorAttrs TensorClass TypedTensorDict "
         "UnbatchedTensor UnknownFieldError from_dataclass is_non_tensor is_tensorclass tensorclass"
     ),
-    "td_distributed": (
+    "td-distributed": (
         "DistributedStateful all_gather all_reduce broadcast consolidate from_buffer from_consolidated "
         "from_remote_init gather_and_stack init_remote irecv is_consolidated isend recv reduce scatter send "
         "storage_of"
     ),
-    "td_nn": (
+    "td-nn": (
         "AddStateIndependentNormalScale CompositeDistribution CudaGraphModule Delta EnsembleModule FlowReport "
         "InteractionType MissingKeyError ModuleKeysError NormalParamExtractor OneHotCategorical OutputError "
         "ProbabilisticTensorDictModule ProbabilisticTensorDictSequential SelectionError TensorClassModuleBase "
@@ -45,19 +45,19 @@ SIBLING_NAMES = {
         "as_tensordict_module composite_lp_aggregate dispatch interaction_type mappings rand_one_hot "
         "set_composite_lp_aggregate set_interaction_type set_skip_existing skip_existing"
     ),
-    "td_data": (
+    "td-data": (
         "BlockSampler Concat Loader MixtureSampler Packed PrioritizedSampler RandomSampler ReplayBuffer Sampler "
         "SequentialSampler SliceSampler Slices WeightedRandomSampler prefetch"
     ),
-    "td_safetensors": "MappedTensor from_safetensors to_safetensors",
-    "td_zarr": "ZarrTensorDict from_zarr to_zarr",
-    "td_hdf5": "DatasetSource PersistentTensorDict from_h5 to_h5",
-    "td_arrow": (
+    "td-safetensors": "MappedTensor from_safetensors to_safetensors",
+    "td-zarr": "ZarrTensorDict from_zarr to_zarr",
+    "td-hdf5": "DatasetSource PersistentTensorDict from_h5 to_h5",
+    "td-arrow": (
         "BatchIterator TableWriter arrow_schema from_arrow from_csv from_json from_mds from_pandas from_parquet "
         "iter_batches to_arrow to_csv to_json to_mds to_pandas"
     ),
-    "td_remote": "Remote cache_info copy",
-    "td_redis": (
+    "td-remote": "Remote cache_info copy",
+    "td-redis": (
         "Connection LazyStackedTensorDictStore RedisSource STORE_BACKENDS TensorDictStore from_store to_store"
     ),
 }
@@ -106,8 +106,8 @@ def _explain_absence(package: str, name: str) -> Exception:
         home = core
     hint = ""
     if home:
-        distribution = home.replace("_", "-")
-        hint = f": it is in {home if find_spec(home) else MissingPluginError.describe(distribution)}"
+        module = home.replace("-", "_")
+        hint = f": it is in {module if find_spec(module) else MissingPluginError.describe(home)}"
     caller = sys._getframe(2)
     while caller.f_code.co_name == "__getattr__" and caller.f_back is not None:
         caller = caller.f_back
