@@ -32,7 +32,6 @@ from ._formats.serializers import Serializer, check_same_format
 from ._kinds.parameters import map_in_roles
 from ._kinds.parameters_saved import list_unusual_roles
 from ._kinds.wrapper import Wrapper
-from ._plans.elements import JoinPlan
 from ._plans.index import plan_index
 from ._plans.plans import MultiPlan, ShapePlan, as_batch_size
 from ._plans.shapes import stack_plan
@@ -43,7 +42,6 @@ from ._torch.dtypes import SHORT_NAMES, STORABLE, as_dtype
 from ._torch.kernels import PLAIN
 from ._torch.private import (
     count_users,
-    foreach_kernel,
     guard_forms,
     is_traced,
     make_nested_view,
@@ -74,11 +72,11 @@ from .typing import Source
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "RULES", "SHORT_NAMES", "STORABLE", "VERSION", "WRAPPING",
     "Coercer", "Encoded", "EntrySchema", "JaggedParts", "Keeper", "Layout", "LazyFunction", "LeafSerializer", "MultiPlan",
-    "JoinPlan", "Node", "NodeKind", "PrintedNode", "Record", "Serializer", "ShapePlan", "Source", "StorageBackend", "StoredLeaf",
+    "Node", "NodeKind", "PrintedNode", "Record", "Serializer", "ShapePlan", "Source", "StorageBackend", "StoredLeaf",
     "Switch", "Wrapper", "add_check_line", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor",
     "check_in_memory", "check_mode", "check_names", "check_regular", "check_rows", "check_same_format", "check_table",
     "check_unlocked", "check_whole", "compare_check_line", "copy_all", "count_users", "decode", "decode_table",
-    "describe_table", "dump_table", "encode", "enum_serializer", "expand", "foreach_kernel",
+    "describe_table", "dump_table", "encode", "enum_serializer", "expand",
     "get_most_nodes", "get_parts", "guard_forms", "hookimpl", "identify_view", "is_aliasing", "is_foreign",
     "is_readable", "is_same_value", "is_stored", "is_traced", "join_value", "lazy_names", "list_unusual_roles",
     "load_table", "lock", "make_classmethod", "make_dense", "make_nested_view", "make_reporter", "make_table_header",

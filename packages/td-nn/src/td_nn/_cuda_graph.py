@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from td_core import TensorCollection
-from td_core.spi import copy_all, foreach_kernel
+from td_core.spi import copy_all
 from td_core.spi import pytree as torch_pytree
 from td_core.typing import NestedKey
 
@@ -25,9 +25,6 @@ from ._graph_inputs import GraphInputs, Place, copy_inputs, read_entries, read_i
 from ._interaction import interaction_type
 from ._module_base import show_module
 from ._module_keys import Key, as_keys, has_key
-
-#: Copy tensors into others, none of which overlap or require gradients.
-_copy_each: Callable[..., object] = foreach_kernel("copy_") or copy_all
 
 
 class CudaGraphModule:
@@ -141,7 +138,7 @@ class CudaGraphModule:
             self._check_interaction(captured)
             if inputs.tensors:
                 targets = [captured.inputs.tensors[place] for place in inputs.tensors]
-                _copy_each(targets, list(inputs.tensors.values()))
+                copy_all(targets, list(inputs.tensors.values()))
             captured.graph.replay()
             return captured.results
         self._captured = None

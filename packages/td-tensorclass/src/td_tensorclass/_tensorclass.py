@@ -19,7 +19,6 @@ from td_core.errors import BatchSizeError, StructureError
 from td_core.spi import (
     PLAIN,
     RULES,
-    JoinPlan,
     Node,
     PrintedNode,
     Wrapper,
@@ -389,15 +388,13 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         # With the same leaves it is not a new result, so __post_init__ does not run again.
         return self._wrap_unchecked(self._tensordict._shallow_copy())
 
-    def _join(self, items: Sequence[Node], plan: JoinPlan, path: tuple[str, ...] = ()) -> Self:
+    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Self:
         if plan.alike:
             self._check_join(items, path)
         inner = with_none([item._inner() for item in items])
         return self._wrap(inner[0]._join(inner, plan, path))
 
-    def _get_join_entries(
-        self, first: Node, plan: JoinPlan, path: tuple[str, ...]
-    ) -> dict[str, Tensor | Node]:
+    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Tensor | Node]:
         if plan.alike:
             raise _join_error(first, self, path)
         return super()._get_join_entries(first, plan, path)

@@ -11,7 +11,6 @@ from torch import Tensor
 from td_core import LinkedList, TensorCollection
 from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
-    JoinPlan,
     Keeper,
     Node,
     PrintedNode,
@@ -284,7 +283,7 @@ class NonTensorNode(ValueNode):
         lists = [nest_values(values[i * step : (i + 1) * step], inner) for i in range(size.numel())]
         return self._stack._of(lists, size, self._device)
 
-    def _join(self, items: Sequence[Node], plan: JoinPlan, path: tuple[str, ...] = ()) -> Any:
+    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Any:
         for item in items:
             if not isinstance(item, NonTensorNode):
                 raise kind_mismatch_error(self, item, path)
@@ -511,7 +510,7 @@ def _holds_rows_of(short: NonTensorNode, long: NonTensorNode) -> bool:
     return isinstance(short._value, list) and not any(isinstance(value, list) for value in long._values)
 
 
-def _check_even(items: Sequence[NonTensorNode], plan: JoinPlan, path: tuple[str, ...]) -> None:
+def _check_even(items: Sequence[NonTensorNode], plan: Any, path: tuple[str, ...]) -> None:
     """Raise StructureError if the batch sizes of nodes to join do not match."""
     dim, first = plan.dim, items[0]._batch_size
     for i, item in enumerate(items):
@@ -589,7 +588,7 @@ def concat_values(
     ]
 
 
-def find_joints(items: Sequence[NonTensorNode], plan: JoinPlan) -> Joints | None:
+def find_joints(items: Sequence[NonTensorNode], plan: Any) -> Joints | None:
     """Compute the :data:`Joints` of a stack or concatenation; None if the values vary along all of its dims."""
     ndim = len(items[0].batch_size)
     if not plan.alike or (plan.stacks and not ndim):
@@ -612,7 +611,7 @@ def find_joints(items: Sequence[NonTensorNode], plan: JoinPlan) -> Joints | None
     return tuple(sorted(made)), concat_values(items, plan.dim, of=are_one)
 
 
-def _select_values(items: Sequence[NonTensorNode], plan: JoinPlan) -> list[object]:
+def _select_values(items: Sequence[NonTensorNode], plan: Any) -> list[object]:
     """Gather the values that a plan with several inputs, such as ``where``, selects from nodes of one batch size."""
     values: list[object] = []
     places: list[Tensor] = []
