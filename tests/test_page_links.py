@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if "reference" not in path.parts]
 #: Public names that pages have as code and that lead nowhere, and why.
 UNLINKED = {
-    **dict.fromkeys(("extend", "forward", "insert", "mode", "sample"), "of several classes"),
+    **dict.fromkeys(("extend", "filename", "forward", "insert", "mode", "sample"), "of several classes"),
     **dict.fromkeys(("deterministic_sample", "log_prob", "rsample"), "of each distribution"),
     **dict.fromkeys(("cls", "offsets"), "of a file and of a jagged tensor in these texts"),
     "unpack": "a command",

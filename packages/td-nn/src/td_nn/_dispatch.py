@@ -160,13 +160,16 @@ def get_keys(owner: object, keys: str | Sequence[Key]) -> Sequence[Key]:
     """Return ``keys``, or the attribute with this name of the object whose method is called."""
     if not isinstance(keys, str):
         return keys
-    found: Sequence[Key] | None = None
     if isinstance(owner, TensorDictModuleBase):
         if keys == "out_keys":
-            found = owner._selected_out_keys or (owner._all_out_keys if owner._keeps_keys else None)
+            if owner._selected_out_keys is not None:
+                return owner._selected_out_keys
+            if owner._keeps_keys:
+                return owner._all_out_keys or owner.out_keys
         elif keys == "in_keys" and owner._keeps_keys:
-            found = owner._all_in_keys
-    return found or getattr(owner, keys)
+            return owner._all_in_keys or owner.in_keys
+    found: Sequence[Key] = getattr(owner, keys)
+    return found
 
 
 def unpack_outputs(

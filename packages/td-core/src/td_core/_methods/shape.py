@@ -186,8 +186,7 @@ class ShapeMixin(Core):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
         torch.Size([3, 2, 4])
         """
-        is_plain = self._names is None and dims is None and len(args) > 1
-        is_parsed = is_plain and [type(dim) for dim in args] == [int] * len(args)
+        is_parsed = len(args) > 1 and self._names is None and dims is None and {*map(type, args)} == {int}
         order = args if is_parsed else parse_order(self, args, dims)
         return apply_permutation(self, shapes.permute_plan(self.batch_size, order))
 
