@@ -357,7 +357,7 @@ def stores(session: nox.Session) -> None:
 def remote(session: nox.Session) -> None:
     """Run the tests of td-remote with every engine, against a local server of S3 and a web server, which the tests start."""
     environment = Environment(
-        session, EVERYTHING, extra=("s3fs", "obstore", "moto[server]", "aiohttp", "gcsfs", "adlfs")
+        session, EVERYTHING, extra=("s3fs", "obstore", "moto[server]", "aiohttp", "gcsfs", "adlfs", "xarray")
     )
     environment.pytest(
         "packages/td-remote/tests",

@@ -118,24 +118,31 @@ def test_data_larger_than_memory_is_read_through_cut_connections(
     assert memory < 100 << 20  # of 192 MB
 
 
+#: The format that each of the other tools reads.
+TOOLS = {"safetensors": "safetensors", "h5py": "hdf5", "zarr": "zarr", "xarray": "zarr"}
+
+
 def read_with_other_tool(name: str, url: str) -> list[int]:
     """Return the leaf ``n.y`` of a save at a URL, as a program without td reads it."""
     import fsspec
 
+    if name == "xarray":
+        xarray = pytest.importorskip("xarray")
+        return list(xarray.open_zarr(url, group="n", consolidated=False)["y"].values.tolist())
     if name == "zarr":
         zarr = pytest.importorskip("zarr")
         return list(zarr.open_group(url, mode="r")["n/y"][:].tolist())
     with fsspec.open(url) as file:
-        if name == "hdf5":
+        if name == "h5py":
             return list(pytest.importorskip("h5py").File(file)["n/y"][:].tolist())
         tensors = pytest.importorskip("safetensors.torch").load(file.read())
         return list(tensors["n.y"].tolist())
 
 
-@pytest.mark.parametrize("name", ["safetensors", "hdf5", "zarr"])
+@pytest.mark.parametrize("name", TOOLS)
 def test_other_tool_reads_a_save(name: str, s3: Callable[..., Remote]) -> None:
     pytest.importorskip("s3fs")
-    remote = s3(f"data{require(name)}")
+    remote = s3(f"data{require(TOOLS[name])}")
     td_core.save(make_data(), remote)
     assert read_with_other_tool(name, remote.url) == list(range(40))
 
@@ -150,6 +157,15 @@ def test_file_of_other_tool_is_read(name: str, s3: Callable[..., Remote], tmp_pa
     else:
         pytest.importorskip("safetensors.torch").save_file({"a": torch.arange(5)}, path)
     copy(path, remote)
+    assert td_core.load(remote)["a"].tolist() == [0, 1, 2, 3, 4]
+    assert td_core.open(remote)["a"][3:].tolist() == [3, 4]
+
+
+def test_group_of_xarray_is_read(s3: Callable[..., Remote]) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("s3fs")
+    remote = s3(f"x{require('zarr')}")
+    xarray.Dataset({"a": ("time", range(5))}).to_zarr(remote.url, consolidated=False)
     assert td_core.load(remote)["a"].tolist() == [0, 1, 2, 3, 4]
     assert td_core.open(remote)["a"][3:].tolist() == [3, 4]
 
