@@ -6,25 +6,13 @@ import tempfile
 from pathlib import Path
 
 import torch
+from episodes import rows
 from report import report
-from tensordict import TensorDict, tensorclass
+from tensordict import tensorclass
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement, SliceSampler
 
 torch.manual_seed(0)
-
-
-def rows(start: int, number: int) -> TensorDict:
-    """Build rows with numbered content, in episodes of ten steps."""
-    step = torch.arange(start, start + number)
-    return TensorDict(
-        {
-            "image": (step % 256).to(torch.uint8).view(-1, 1, 1).expand(-1, 4, 4).clone(),
-            "episode": step // 10,
-            "next": {"reward": step.float().unsqueeze(-1), "done": (step % 10 == 9).unsqueeze(-1)},
-        },
-        batch_size=[number],
-    )
 
 
 @tensorclass

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import fakeredis
 import redis
 import torch
+from episodes import rows
 from report import report
 from tensordict import TensorDict, tensorclass
 from torchrl.data import ReplayBuffer, StoreStorage, TensorDictReplayBuffer
@@ -54,19 +55,6 @@ class Row:
 
     value: torch.Tensor
     weight: torch.Tensor
-
-
-def rows(start: int, number: int) -> TensorDict:
-    """Build rows with numbered content, in episodes of ten steps."""
-    step = torch.arange(start, start + number)
-    return TensorDict(
-        {
-            "image": (step % 256).to(torch.uint8).view(-1, 1, 1).expand(-1, 4, 4).clone(),
-            "episode": step // 10,
-            "next": {"reward": step.float().unsqueeze(-1), "done": (step % 10 == 9).unsqueeze(-1)},
-        },
-        batch_size=[number],
-    )
 
 
 def run(port: int) -> None:
