@@ -93,14 +93,15 @@ def _verify_first(
     serializer: Serializer, operation: str, location: Location, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Verify a save if the option ``verify`` is True and the format has no such option; return the others."""
-    known = list_options(serializer, operation)
-    if "verify" not in options or "verify" in ((known or list_options(serializer, "load")) or ()):
+    if "verify" not in options:
+        return options
+    if "verify" in (list_options(serializer, operation) or list_options(serializer, "load") or ()):
         return options
     rest = {name: value for name, value in options.items() if name != "verify"}
     check_options(serializer, operation, rest, "load")
     if options["verify"]:
-        passed = {name: rest[name] for name in ("storage_options",) if name in rest}
-        report = serializer.verify(location, **passed)
+        access = {"storage_options": rest["storage_options"]} if "storage_options" in rest else {}
+        report = serializer.verify(location, **access)
         if not report.ok:
             raise FormatError(str(report))
     return rest
