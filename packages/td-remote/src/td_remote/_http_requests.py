@@ -50,9 +50,8 @@ class HttpEngine(AsyncEngine):
         """Write an object with one request; ``create`` looks first."""
         if create and self.find([name]) != [None]:
             raise FileExistsError(f"{self.policy.where}: the object {name!r} exists")
-        with SpooledTemporaryFile(
-            PART
-        ) as file:  # a server needs the size first, and another attempt the content
+        # A server needs the size first, and another attempt the content.
+        with SpooledTemporaryFile(PART) as file:
             for buffer in content:
                 file.write(buffer)
             size = file.tell()

@@ -381,10 +381,8 @@ def _find_points(size: Sequence[int], indices: Sequence[Tensor | None]) -> Point
         return find_points(size, indices)
     key = id(rows), size[0]
     if key not in _TOGETHER.points:
-        _TOGETHER.points[key] = (
-            rows,
-            find_points(size, indices),
-        )  # the id is of no other tensor while this one lives
+        # The tensor is kept, so that its id is that of no other.
+        _TOGETHER.points[key] = rows, find_points(size, indices)
     return _TOGETHER.points[key][1]
 
 
