@@ -65,7 +65,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "key that is a number": (lambda: TensorDict({"state": {0: torch.ones(1)}}), KeyError, "got 0: save() keeps"),
     "save a module": (lambda: save(torch.nn.Linear(1, 1), "m"), TypeError, "got Linear: save({'name': ...}, path)"),
     "save a tensor": (lambda: save(torch.ones(1), "m"), TypeError, "got Tensor: save({'name': ...}, path)"),
-    "load some keys": (lambda: load(save_data(), keys=["obs"]), TypeError, "open() has it"),
+    "load in a mode": (lambda: load(save_data("safetensors"), mode="c"), TypeError, "open() has it"),
     "pad a scalar": (lambda: pad_sequence(make_steps()), StructureError, "unsqueeze() it, or exclude() it"),
     "stack jagged": (
         lambda: torch.stack([make_jagged(1, 2), make_jagged(2, 2)]),

@@ -80,6 +80,7 @@ def test_every_operation_reads_store(layout: Any) -> None:
     assert_same(TensorDict.load_memmap(store, subpath="n").clone(), td_core.load(store)["n"])
     assert (data.clone().zero_().load_(store) == data).all()
     assert set(td_core.open(store, keys=["a", ("n", "b")]).keys(True, True)) == {"a", ("n", "b")}
+    assert set(td_core.load(store, keys=["a", ("n", "b")]).keys(True, True)) == {"a", ("n", "b")}
     tree = td_core.inspect(store)
     assert tree.nbytes == data.bytes()
     assert {path for path, node in tree.walk() if node.kind == "leaf"} == set(

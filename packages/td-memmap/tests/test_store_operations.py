@@ -61,6 +61,27 @@ def test_open_keys_opens_only_those(keys: Any, expected: list[Any], save: Path) 
         td_core.open(save, keys=["missing"])
 
 
+def test_load_keys_keeps_the_rest_of_the_collection(save: Path) -> None:
+    loaded = td_core.load(save, keys="a")
+    assert not loaded.is_locked
+    assert loaded["a"].tolist() == [0, 1, 2]
+    assert td_core.load(save, keys=("n", "b"), device="meta")["n", "b"].is_meta
+    out = TensorDict({"a": torch.zeros(3), "n": TensorDict({"old": torch.zeros(3)}, [3])}, [3])
+    assert TensorDict.load_memmap(save, keys=["a"], out=out) is out
+    assert list(out.keys(True)) == ["a"]
+    assert out["a"].tolist() == [0, 1, 2]
+    target = TensorDict({"a": torch.zeros(3), "b": torch.ones(3)}, [3])
+    assert target.load_(save, keys=["a"])["a"].tolist() == [0, 1, 2]
+    assert list(target.keys()) == ["a", "b"]
+
+
+def test_load_keys_to_device_returns_copies_there(save: Path, device: torch.device) -> None:
+    loaded = TensorDict.load_memmap(save, keys=[("n", "b")], device=device)
+    assert list(loaded.keys(True)) == ["n", ("n", "b")]
+    assert loaded["n", "b"].device.type == device.type
+    assert loaded["n", "b"].tolist() == [[1, 1]] * 3
+
+
 @pytest.mark.parametrize("name", ["new", "new.tdz"])
 def test_create_makes_zeros_to_be_filled(name: str, data: TensorDict, tmp_path: Path) -> None:
     path = tmp_path / name

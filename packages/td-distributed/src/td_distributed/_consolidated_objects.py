@@ -6,6 +6,7 @@ The import of td-core does not load this module, which needs more of td-store th
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch import Tensor
 import td_core
 from td_core import TensorCollection
 from td_core.errors import FormatError
-from td_core.typing import ObjectLocation, Range
+from td_core.typing import NestedKey, ObjectLocation, Range
 from td_store.arrays import upload
 
 from . import _consolidated_file
@@ -48,8 +49,18 @@ def save_file(
     return data
 
 
-def load_file(location: Path | ObjectLocation, *, verify: bool = False) -> TensorCollection:
-    """Load a consolidated file; see ``from_consolidated``. One in an object store is read."""
+def load_file(
+    location: Path | ObjectLocation,
+    *,
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    verify: bool = False,
+) -> TensorCollection:
+    """Load a consolidated file, or some keys of it; see ``from_consolidated``. One in an object store is read."""
+    loaded = _load_all(location, verify)
+    return loaded if keys is None else loaded.select(*([keys] if isinstance(keys, (str, tuple)) else keys))
+
+
+def _load_all(location: Path | ObjectLocation, verify: bool) -> TensorCollection:
     if not isinstance(location, ObjectLocation):
         return from_consolidated(location, verify=verify)
     tree, storage = _consolidated_file.parse(_read_object(location), location.where, verify=verify)

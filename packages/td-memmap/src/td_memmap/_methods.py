@@ -223,6 +223,7 @@ def load_memmap(
     out: Any = None,
     robust_key: bool | None = True,
     subpath: NestedKey | None = None,
+    keys: Iterable[NestedKey] | NestedKey | None = None,
     mode: str | None = None,
     num_threads: int = 0,
     allow_pickle: bool | None = None,
@@ -248,6 +249,7 @@ def load_memmap(
         out: a collection to load into: it gets the entries of the save, and its other entries are deleted.
         robust_key: whether keys were encoded as file names; None means True.
         subpath: load only the collection under this key: a nested key, or ``"a/b"``.
+        keys: keys or key paths to load, with all that is below them. No element of another leaf is read or copied.
         mode: ``"r+"`` maps files shared, so that writes reach them, or raises if they are not writable; ``"r"``
             copies on write; None is as ``"r+"`` for writable files of a directory, else as ``"r"``. Values
             written in place reach the save whenever leaves do.
@@ -261,6 +263,7 @@ def load_memmap(
     Raises:
         FileNotFoundError: ``prefix`` has no save.
         FormatError: the save is damaged, or ``prefix`` is not a save.
+        KeyPathError: the save has no such key.
         StructureError: the save does not have the fields of the class on which this is called.
         ValueError: the save has no collection under ``subpath``, ``mode`` is unknown, or it is ``"r+"`` with
             another ``device`` than the CPU.
@@ -278,6 +281,7 @@ def load_memmap(
         out=out,
         robust_key=robust_key,
         subpath=subpath,
+        keys=keys,
         mode=mode,
         num_threads=num_threads,
         allow_pickle=allow_pickle,
@@ -291,7 +295,7 @@ def load_memmap(
 def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = True) -> TensorCollection:
     """Load as an instance of ``cls`` if it has declared fields; ``complete`` sets missing fields to their defaults."""
     from . import _fs
-    from ._load import LoadOptions, check_target, drop_missing, load_directory
+    from ._load import LoadOptions, check_target, drop_missing, load_local
     from ._mapped_memory import check_mode
     from ._value_file import ValueFile
 
@@ -315,12 +319,7 @@ def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = Tru
             from ._manifest import check
 
             check(path)
-        if _fs.is_file(path):
-            from ._archive import load_archive
-
-            result = load_archive(path, options, chosen.subpath)
-        else:
-            result = load_directory(path, options, chosen.subpath)
+        result = load_local(path, options)
     if out is not None:
         drop_missing(out.update(result), result)
     loaded: TensorCollection = result if out is None else out
@@ -334,7 +333,7 @@ def open_memmap(
     prefix: str | Path,
     *,
     mode: str = "r",
-    keys: Iterable[NestedKey] | None = None,
+    keys: Iterable[NestedKey] | NestedKey | None = None,
     robust_key: bool | None = True,
     subpath: NestedKey | None = None,
     allow_pickle: bool | None = None,
@@ -348,20 +347,26 @@ def open_memmap(
         from ._object_saves import open_objects
 
         options = LoadOptions(
-            robust_key=robust_key, subpath=subpath, allow_pickle=allow_pickle, verify=verify, strict=strict
+            robust_key=robust_key,
+            subpath=subpath,
+            keys=keys,
+            allow_pickle=allow_pickle,
+            verify=verify,
+            strict=strict,
         )
-        return open_objects(objects, options, mode, keys)
+        return open_objects(objects, options, mode)
     # Mapped memory cannot refuse a write, so the mode "r" is the same as "c": pages that are written are copied.
     opened = load_memmap(
         prefix,
         mode="r+" if mode == "r+" else "r",
         robust_key=robust_key,
         subpath=subpath,
+        keys=keys,
         allow_pickle=allow_pickle,
         verify=verify,
         strict=strict,
     )
-    return opened if keys is None else opened.unlock_().select(*keys, inplace=True).lock_()
+    return opened if keys is None else opened.lock_()
 
 
 def create_memmap(

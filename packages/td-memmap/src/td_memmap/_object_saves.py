@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from td_core import TensorCollection, TensorDictFuture
 from td_core.spi import make_reporter, run_in_background, run_parallel
-from td_core.typing import NestedKey, ObjectLocation, ObjectStore
+from td_core.typing import ObjectLocation, ObjectStore
 from td_store import StoredTensor
 from td_store.arrays import NewTree, RangeSource, read_stored, refuse_objects, upload
 from td_store.files import Checksum
@@ -23,7 +23,7 @@ from . import _file_names
 from ._archive import write_to_file
 from ._chunks import iter_chunks
 from ._fs import Parts
-from ._load import LoadOptions, Node, Reader
+from ._load import LoadOptions, Node, Reader, select_part
 from ._manifest import check
 from ._meta import LeafEntry, find_directory, format_manifest
 from ._object_trees import ObjectTree, make_marker, open_tree
@@ -86,15 +86,11 @@ def load_objects(place: ObjectLocation, options: LoadOptions) -> Any:
     return whole if target is None else whole.to(target, non_blocking=options.non_blocking)
 
 
-def open_objects(
-    place: ObjectLocation, options: LoadOptions, mode: str, keys: Iterable[NestedKey] | None
-) -> Any:
+def open_objects(place: ObjectLocation, options: LoadOptions, mode: str) -> Any:
     """Open a save in an object store, without reading leaves except nested and compressed ones."""
     if mode == "r+":
         refuse_objects(place, "write into", "open it with mode='c', and save() the result")
     opened = _read_lazily(place, options, mode)
-    if keys is not None:
-        opened = opened.unlock_().select(*keys, inplace=True)
     return opened.unlock_() if mode == "c" else opened.lock_()
 
 
@@ -108,7 +104,7 @@ def _read_lazily(place: ObjectLocation, options: LoadOptions, mode: str = "r") -
             tree.base = find_directory(tree, options.subpath, robust_key=options.is_robust)
         reader = _ObjectReader(tree, options)
         reader.leaf_mode = mode
-        return reader.load()
+        return select_part(reader.load(), options.keys)
 
 
 def save_objects(

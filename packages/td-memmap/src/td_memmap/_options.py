@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class LoadMemmapOptions:
     out: Any = None
     robust_key: bool | None = True
     subpath: NestedKey | None = None
+    keys: Iterable[NestedKey] | NestedKey | None = None
     mode: str | None = None
     num_threads: int = 0
     allow_pickle: bool | None = None

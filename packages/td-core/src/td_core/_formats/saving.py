@@ -111,7 +111,7 @@ def open(
     path: Location,
     *,
     mode: str = "r",
-    keys: Iterable[NestedKey] | None = None,
+    keys: Iterable[NestedKey] | NestedKey | None = None,
     format: str | None = None,
     **options: Any,
 ) -> Any:
@@ -121,7 +121,7 @@ def open(
         path: location of the save, as for :func:`load`.
         mode: ``"r"`` never changes the store: a write raises, or, if the leaf is mapped memory, stays in this process.
             ``"r+"`` writes into the store. ``"c"`` keeps writes in the memory of this process.
-        keys: nested keys, or prefixes of them, to open; None opens all.
+        keys: keys or key paths to open, with all that is below them; a tuple is one key path. None opens all.
         format: as for :func:`load`.
         **options: options of the format, and ``verify``, as for :func:`load`.
 
@@ -137,7 +137,7 @@ def open(
     check_mode(mode)
     options["mode"] = mode
     if keys is not None:
-        options["keys"] = [keys] if isinstance(keys, str) else list(keys)
+        options["keys"] = [keys] if isinstance(keys, (str, tuple)) else list(keys)
     serializer, place, options = _find(path, format, "open", options)
     return serializer.open(place, **options)
 

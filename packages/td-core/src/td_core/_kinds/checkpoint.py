@@ -130,7 +130,8 @@ def load(
             ``strict=False``, load the mapping, and call its ``load_state_dict``.
         format: name of a registered format; None selects the format that recognises ``path``.
         **options: options of the format. With every format, ``verify=True`` checks first what :func:`verify` checks: the whole
-            save is read, and the hashes that ``save(checksums=True)`` has recorded are compared.
+            save is read, and the hashes that ``save(checksums=True)`` has recorded are compared. With every format of the
+            project, ``keys`` are those to load, with all that is below them.
 
     Returns:
         The collection; or the mapping, in memory, without what was loaded ``into`` objects. Tensors that were tied are tied.

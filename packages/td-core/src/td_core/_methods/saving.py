@@ -93,7 +93,7 @@ class SaveMixin(Core):
         path: Location,
         *,
         mode: str = "r",
-        keys: Iterable[NestedKey] | None = None,
+        keys: Iterable[NestedKey] | NestedKey | None = None,
         format: str | None = None,
         **options: object,
     ) -> Self:

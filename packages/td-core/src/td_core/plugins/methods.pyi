@@ -78,6 +78,7 @@ class DeclaredMethods:
         out: Any = None,
         robust_key: bool | None = True,
         subpath: NestedKey | None = None,
+        keys: Iterable[NestedKey] | NestedKey | None = None,
         mode: str | None = None,
         num_threads: int = 0,
         allow_pickle: bool | None = None,

@@ -1,0 +1,66 @@
+"""``keys=`` of load and open means the same in every format: a key, a key path, or several of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import td_core
+from td_core import TensorDict
+from td_core.errors import UnsupportedOperationError
+from td_core.testing import assert_same
+
+FORMS = {
+    "memmap": ("td_memmap", "save", {}),
+    "archive": ("td_memmap", "save.tdz", {"format": "memmap"}),
+    "consolidated": ("td_distributed", "save", {}),
+    "safetensors": ("td_safetensors", "save.safetensors", {}),
+    "shards": ("td_safetensors", "shards", {"format": "safetensors", "max_shard_size": 20}),
+    "hdf5": ("td_hdf5", "save.h5", {}),
+    "zarr": ("td_zarr", "save.zarr", {}),
+    "parquet": ("td_arrow", "save.parquet", {}),
+    "arrow": ("td_arrow", "save.arrow", {}),
+}
+
+
+def make_data() -> Any:
+    inner = TensorDict({"b": torch.arange(3), "c": torch.zeros(3, 2)}, [3])
+    return TensorDict({"a": torch.arange(3.0), "n": inner, "last": torch.ones(3, 1)}, [3])
+
+
+@pytest.fixture(params=FORMS)
+def save(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    package, name, options = FORMS[request.param]
+    pytest.importorskip(package)
+    if package == "td_arrow":
+        pytest.importorskip("pyarrow")
+    td_core.save(make_data(), tmp_path / name, **{"format": request.param, **options})
+    return tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("keys", "selected"),
+    [
+        ("a", ["a"]),
+        (("n", "b"), [("n", "b")]),
+        (["n"], ["n"]),
+        ([("n", "c"), "last"], [("n", "c"), "last"]),
+    ],
+    ids=["key", "path", "node", "several"],
+)
+def test_load_and_open_keys_select_as_select(keys: Any, selected: list[Any], save: Path) -> None:
+    expected = make_data().select(*selected)
+    assert_same(td_core.load(save, keys=keys).to_tensordict(), expected)
+    try:
+        opened = td_core.open(save, keys=keys)
+    except UnsupportedOperationError:
+        return
+    assert_same(opened.to_tensordict(), expected)
+
+
+def test_load_missing_key_raises_error_with_the_key(save: Path) -> None:
+    with pytest.raises(KeyError, match="missing"):
+        td_core.load(save, keys=["a", "missing"])
