@@ -49,13 +49,67 @@ rows = [TensorDict(a=torch.full((2,), i), b={"c": torch.tensor(i)}) for i in ran
 batch = LazyStackedTensorDict.maybe_dense_stack(rows)
 print(type(batch).__name__, batch["a"].tolist(), batch["b", "c"].tolist(), len(list(batch)))
 """,
+    "samples_of_composite_without_gradient": """
+loc = torch.zeros(3, requires_grad=True)
+params = TensorDict(a=TensorDict(loc=loc, scale=torch.ones(3)))
+module = nn.ProbabilisticTensorDictModule(["params"], ["a"], distribution_class=nn.CompositeDistribution,
+    distribution_kwargs={"distribution_map": {"a": Normal}}, default_interaction_type="random")
+dist = module.get_dist(TensorDict(params=params))
+dist.log_prob(module(TensorDict(params=params)).select("a"))["a_log_prob"].sum().backward()
+print(dist.has_rsample, bool(loc.grad.any()), dist.rsample()["a"].requires_grad)
+""",
+    "keywords_of_distribution_change_later": """
+kwargs = {"scale": torch.ones(1)}
+module = nn.ProbabilisticTensorDictModule(["loc"], ["x"], distribution_class=Normal, distribution_kwargs=kwargs)
+module.distribution_kwargs["scale"] = torch.full((1,), 5.0)
+print(module.get_dist(TensorDict(loc=torch.zeros(1))), len(list(module.buffers())))
+print(list(TensorDict.from_module(module).keys(True)))
+kwargs.update(scale=torch.full((1,), 7.0))
+print(module.get_dist(TensorDict(loc=torch.zeros(1))).scale)
+""",
+    "deterministic_value_of_transformed_distribution": """
+for cls in (TransformedDistribution, lambda *args: Independent(TransformedDistribution(*args), 1)):
+    for estimate in (1000, 10):
+        torch.manual_seed(0)
+        module = nn.ProbabilisticTensorDictModule(["loc", "scale"], ["x"], n_empirical_estimate=estimate,
+            distribution_class=lambda loc, scale: cls(Normal(loc, scale), [ExpTransform()]))
+        print(module(TensorDict(loc=torch.zeros(2), scale=torch.ones(2)))["x"], torch.randn(1))
+""",
+    "sequence_draws_earlier_samples_again": """
+def normal(names, key, kind):
+    return nn.ProbabilisticTensorDictModule(names, [key], distribution_class=Normal, default_interaction_type=kind)
+for kind in ("deterministic", "random"):
+    for composite in (True, False):
+        torch.manual_seed(0)
+        seq = nn.ProbabilisticTensorDictSequential(
+            nn.TensorDictModule(lambda x: (x, x), ["a"], ["loc", "scale"]), normal(["loc", "scale"], "x", kind),
+            nn.TensorDictModule(lambda x: (x, torch.ones_like(x)), ["x"], ["loc2", "scale2"]),
+            normal({"loc": "loc2", "scale": "scale2"}, "y", kind), return_composite=composite)
+        data = TensorDict(a=torch.ones(2), x=torch.full((2,), 5.0), y=torch.full((2,), 4.0))
+        score = seq.log_prob(data)
+        print([score] if isinstance(score, torch.Tensor) else [score[key] for key in sorted(score.keys())], data["x"])
+        seq.get_dist_params(data)
+        print(data["x"], data["loc2"])
+""",
+    "values_that_fit_a_delta_loosely": """
+at = torch.zeros(3, 2)
+print(Delta(at, atol=torch.full((2,), 0.1)).log_prob(at + 0.05), Delta(at + 1, rtol=torch.ones(3, 1), atol=0.0).log_prob(at + 1))
+print(Delta(torch.zeros(3, 1)).log_prob(torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]])))
+print(Delta(at, batch_shape=(3,)).log_prob(at).shape, Delta(torch.zeros(3), batch_shape=(5, 3), event_shape=()).sample().shape)
+""",
+    "density_of_truncated_normal_next_to_its_interval": """
+dist = TruncatedNormal(torch.zeros(3), torch.ones(3), -1.0, 1.0, validate_args=False)
+print(dist.log_prob(torch.tensor([1.0001, -2.0, 0.5])))
+""",
 }
 
 PROGRAM = """
 import contextlib, io, json, sys, tempfile, torch, warnings
 warnings.simplefilter("ignore")
 from tensordict import *
-from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack, nn, tensorclass
+from tensordict.nn.distributions import Delta, TruncatedNormal
+from torch.distributions import ExpTransform, Independent, Normal, TransformedDistribution
 def folder():
     return tempfile.mkdtemp(dir=sys.argv[1])
 def save_in(data):

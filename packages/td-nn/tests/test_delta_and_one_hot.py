@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributions as dist
 
+from td_core.spi import RULES
 from td_nn import Delta, OneHotCategorical, rand_one_hot
 
 INF = torch.inf
@@ -193,3 +194,22 @@ def test_rand_one_hot_returns_int64_of_input_shape():
     assert (drawn.sum(-1) == 1).all()
     with pytest.raises(ValueError, match="a tensor without dims"):
         rand_one_hot(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("name", ["atol", "rtol"])
+@pytest.mark.parametrize("shape", [(), (2,), (3, 1)])
+def test_delta_takes_tensors_as_tolerances(name, shape):
+    other = "rtol" if name == "atol" else "atol"
+    at = Delta(torch.ones(3, 2), **{name: torch.full(shape, 0.1), other: 0.0})
+    assert at.log_prob(torch.full((3, 2), 1.05)).tolist() == [torch.inf] * 3
+    assert at.log_prob(torch.full((3, 2), 1.5)).tolist() == [-torch.inf] * 3
+    assert at.log_prob(torch.full((3, 2), torch.inf)).tolist() == [-torch.inf] * 3
+
+
+def test_delta_in_program_of_tensordict_broadcasts(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    assert Delta(torch.zeros(2, 1)).log_prob(torch.tensor([[0.0, 0.0], [0.0, 1.0]])).tolist() == [
+        torch.inf,
+        -torch.inf,
+    ]
+    assert Delta(torch.zeros(3), batch_shape=(5, 3), event_shape=()).sample().shape == (3,)

@@ -9,6 +9,7 @@ import torch
 from torch import distributions as dist
 
 from td_core import TensorDict
+from td_core.spi import RULES
 from td_nn import ProbabilisticTensorDictModule, set_interaction_type
 
 P, ONE = torch.tensor([0.3, 0.8]), torch.ones(2)
@@ -166,3 +167,13 @@ def test_import_does_not_change_torch_classes():
 def test_set_interaction_type_default_is_deterministic():
     with set_interaction_type():
         assert torch.equal(value_of(dist.Normal(P, ONE), "random"), P)
+
+
+def test_transformed_distribution_in_program_of_tensordict_has_average_of_draws(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    made = dist.TransformedDistribution(dist.Normal(torch.zeros(2), torch.ones(2)), [dist.ExpTransform()])
+    module = ProbabilisticTensorDictModule([], ["x"], distribution_class=lambda: made, n_empirical_estimate=7)
+    torch.manual_seed(0)
+    result = module(TensorDict())["x"]
+    torch.manual_seed(0)
+    assert torch.equal(result, made.sample((7,)).mean(0))

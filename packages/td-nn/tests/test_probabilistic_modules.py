@@ -541,3 +541,29 @@ def test_cache_dist_in_program_of_tensordict_builds_at_each_call(monkeypatch):
     module = normal(cache_dist=True)
     for loc in (LOC, LOC + 1):
         assert torch.equal(module(TensorDict(loc=loc, scale=SCALE))["y"], loc)
+
+
+def test_distribution_kwargs_in_program_of_tensordict_are_the_dict_of_the_caller(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    kwargs = {"scale": torch.ones(2)}
+    module = normal(["loc"], distribution_kwargs=kwargs)
+    module.distribution_kwargs["scale"] = SCALE
+    assert module.distribution_kwargs is kwargs
+    assert torch.equal(module.get_dist(TensorDict(loc=LOC)).scale, SCALE)
+    assert not list(module.buffers())
+
+
+@pytest.mark.parametrize("score", [False, True])
+def test_composite_in_program_of_tensordict_draws_without_gradient(score, monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    module = ProbabilisticTensorDictModule(
+        ["params"],
+        ["a"],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={"distribution_map": {"a": dist.Normal}},
+        default_interaction_type="random",
+        return_log_prob=score,
+    )
+    params = TensorDict(a=TensorDict(loc=LOC.clone().requires_grad_(), scale=SCALE))
+    assert not module(TensorDict(params=params))["a"].requires_grad
+    assert module.get_dist(TensorDict(params=params)).rsample()["a"].requires_grad

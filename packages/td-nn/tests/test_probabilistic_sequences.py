@@ -8,6 +8,7 @@ from torch import distributions as dist
 from torch import nn
 
 from td_core import TensorDict, lazy_stack
+from td_core.spi import RULES
 from td_nn import (
     CompositeDistribution,
     InteractionType,
@@ -535,3 +536,18 @@ def test_build_dist_from_params_uses_interaction_type_of_distribution():
     for call in (seq, seq.get_dist, seq.build_dist_from_params):
         call(TensorDict(x=torch.zeros(3)))
     assert seen == [MODE] * 3
+
+
+@pytest.mark.parametrize("return_composite", [True, False])
+def test_program_of_tensordict_draws_earlier_samples_again(return_composite, monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    kwargs = {"distribution_class": dist.Normal, "distribution_kwargs": {"scale": 1.0}}
+    seq = ProbabilisticTensorDictSequential(
+        ProbabilisticTensorDictModule({"loc": "a"}, ["x"], **kwargs),
+        ProbabilisticTensorDictModule({"loc": "x"}, ["y"], **kwargs),
+        return_composite=return_composite,
+    )
+    data = TensorDict(a=torch.ones(1), x=torch.full((1,), 5.0), y=torch.full((1,), 4.0))
+    score = seq.log_prob(data)
+    expected = dist.Normal(1.0, 1.0).log_prob(torch.tensor([4.0]))
+    assert torch.equal(score["y_log_prob"] if return_composite else score, expected)

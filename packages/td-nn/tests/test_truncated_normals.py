@@ -7,6 +7,7 @@ import torch
 from torch import distributions as dist
 
 from td_core import TensorDict
+from td_core.spi import RULES
 from td_nn import ProbabilisticTensorDictModule, TruncatedNormal, TruncatedStandardNormal
 
 CASES = [
@@ -191,3 +192,10 @@ def test_probabilistic_module_draws_within_bounds():
     result = module(TensorDict(loc=torch.zeros(100), scale=torch.full((100,), 5.0)))
     assert result["action"].abs().max() <= 1
     assert torch.isfinite(result["action_log_prob"]).all()
+
+
+def test_log_prob_outside_in_program_of_tensordict_is_that_of_the_formula(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    made = TruncatedNormal(torch.zeros(()), torch.ones(()), -1.0, 1.0, validate_args=False)
+    inside, outside = made.log_prob(torch.tensor([0.0, 2.0]))
+    assert torch.isclose(inside - outside, torch.tensor(2.0))

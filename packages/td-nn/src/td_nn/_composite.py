@@ -195,8 +195,11 @@ class CompositeDistribution(dist.Distribution):
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """True if all components can draw samples with gradients."""
-        return all(each.has_rsample for each in self.dists.values())
+        """True if all components can draw samples with gradients; in programs of tensordict always False.
+
+        A gradient through a sample would change the gradient of its log-probability.
+        """
+        return not RULES.follows_tensordict and all(each.has_rsample for each in self.dists.values())
 
     def _collect(
         self, call: Callable[[dist.Distribution], object], shape: torch.Size = NO_SHAPE

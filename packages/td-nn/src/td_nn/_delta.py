@@ -9,13 +9,15 @@ from torch import Tensor
 from torch import distributions as dist
 from torch.distributions import constraints
 
+from td_core.spi import RULES
+
 
 class Delta(dist.Distribution):
     """A distribution whose samples all equal ``param``.
 
     Args:
         param: the value, of shape (*batch_shape, *event_shape).
-        atol: absolute tolerance within which a value equals ``param``.
+        atol: absolute tolerance within which a value equals ``param``, a number or a tensor that broadcasts.
         rtol: relative tolerance.
         batch_shape: leading dims of ``param``; by default those before ``event_shape``.
         event_shape: trailing dims of ``param``. By default the dims after ``batch_shape``, or the last dim if both
@@ -35,8 +37,8 @@ class Delta(dist.Distribution):
     def __init__(
         self,
         param: Tensor,
-        atol: float = 1e-6,
-        rtol: float = 1e-6,
+        atol: float | Tensor = 1e-6,
+        rtol: float | Tensor = 1e-6,
         batch_shape: Sequence[int] | None = None,
         event_shape: Sequence[int] | None = None,
     ) -> None:
@@ -50,7 +52,7 @@ class Delta(dist.Distribution):
             batch = shape[: len(shape) - len(event)]
         else:
             batch, event = torch.Size(batch_shape), torch.Size(event_shape or ())
-        if batch + event != shape:
+        if batch + event != shape and not RULES.follows_tensordict:
             raise ValueError(
                 f"the shape of a Delta is batch_shape and then event_shape; got a value of shape {list(shape)} with "
                 f"batch_shape {None if batch_shape is None else list(batch_shape)} and event_shape "
@@ -98,7 +100,7 @@ class Delta(dist.Distribution):
             ValueError: the last dims of ``value`` are not of the event shape.
         """
         events = len(self._event_shape)
-        if value.shape[value.ndim - events :] != self._event_shape:
+        if value.shape[value.ndim - events :] != self._event_shape and not RULES.follows_tensordict:
             raise ValueError(
                 f"the last dims of a value of this Delta are {list(self._event_shape)}; "
                 f"got a value of shape {list(value.shape)}"
@@ -107,7 +109,7 @@ class Delta(dist.Distribution):
         if value.dtype is not param.dtype:
             dtype = torch.promote_types(value.dtype, param.dtype)
             value, param = value.to(dtype), param.to(dtype)
-        is_equal = torch.isclose(value, param, rtol=self.rtol, atol=self.atol)
+        is_equal = _are_close(value, param, self.rtol, self.atol)
         if events:
             is_equal = is_equal.flatten(-events).all(-1) if events > 1 else is_equal.all(-1)
         found = torch.where(is_equal, torch.inf, -torch.inf)
@@ -130,3 +132,11 @@ class Delta(dist.Distribution):
 
     def __repr__(self) -> str:
         return f"Delta(param: {self.param.shape}, event_shape={self._event_shape})"
+
+
+def _are_close(value: Tensor, param: Tensor, rtol: float | Tensor, atol: float | Tensor) -> Tensor:
+    """Do as ``torch.isclose``, also with tensors as tolerances."""
+    if not (isinstance(rtol, Tensor) or isinstance(atol, Tensor)):
+        return torch.isclose(value, param, rtol=rtol, atol=atol)
+    difference = (value - param).abs()
+    return (value == param) | (difference.isfinite() & (difference <= atol + rtol * param.abs()))

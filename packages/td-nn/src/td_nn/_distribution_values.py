@@ -10,6 +10,8 @@ import torch
 from torch import distributions as dist
 from torch import nn
 
+from td_core.spi import RULES
+
 from ._interaction import InteractionType
 
 #: The torch distributions whose deterministic value is the mode; the others use the mean.
@@ -170,7 +172,16 @@ def _follow_base(distribution: dist.Independent[dist.Distribution], n_draws: int
 
 
 def _transform_base(distribution: dist.TransformedDistribution, n_draws: int | None) -> Any:
-    """Transform the deterministic value of the base; return the average of draws if the base has no such value."""
+    """Transform the deterministic value of the base; return the average of draws if the base has no such value.
+
+    Programs of tensordict get the average of draws of the class of torch itself.
+    """
+    if (
+        RULES.follows_tensordict
+        and type(distribution) is dist.TransformedDistribution
+        and n_draws is not None
+    ):
+        return average_draws(distribution, n_draws)
     try:
         value = compute_deterministic_value(distribution.base_dist)
     except NotImplementedError:

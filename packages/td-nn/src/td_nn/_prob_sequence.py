@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from td_core import TensorCollection, TensorDict
+from td_core.spi import RULES
 from td_core.typing import NestedKey
 
 from ._composite import CompositeDistribution, add_suffix
@@ -484,7 +485,7 @@ def _run_conditioned(
                 dist = module.get_dist(tensordict)
                 actual.append((module, dist))
                 keys = list(dist) if isinstance(dist, CompositeDistribution) else module._out_keys
-                if not has_keys(tensordict, keys):
+                if RULES.follows_tensordict or not has_keys(tensordict, keys):
                     tensordict = module._store(tensordict, None, dist)
             elif isinstance(module, TensorDictSequential) and any(find_distributions(module)):
                 tensordict = _run_conditioned(module, tensordict, kwargs, actual, total)

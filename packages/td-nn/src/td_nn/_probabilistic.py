@@ -238,6 +238,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
     def distribution_kwargs(self, kwargs: Any) -> None:
         # Tensors become buffers, so that they move with the module. nn.Module stores a TensorDictParams as a submodule.
         self._kwarg_buffers: dict[tuple[str, ...], str] = {}
+        if RULES.follows_tensordict:  # programs change the dict later, and find no buffers
+            self._kwargs = kwargs
+            return
         self._kwargs = self._register_tensors({name: kwargs[name] for name in list(kwargs.keys())}, ())
 
     def _register_tensors(self, kwargs: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

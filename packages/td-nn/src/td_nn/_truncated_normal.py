@@ -18,6 +18,8 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all, lazy_property
 from torch.special import erfc, log_ndtr, ndtri
 
+from td_core.spi import RULES
+
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
 _MIN_SCALE = 1e-6
@@ -199,9 +201,13 @@ class TruncatedStandardNormal(dist.Distribution):
         return -0.5 * value.square() - (self._log_auc + _LOG_SQRT_2PI)
 
     def _restrict_log_prob(self, value: Tensor, log_prob: Tensor) -> Tensor:
-        """Return minus infinity for values outside the support, or raise ValueError if arguments are validated."""
+        """Return minus infinity for values outside the support, or raise ValueError if arguments are validated.
+
+        Programs of tensordict get the log-density of the formula there.
+        """
         if self._validate_args:
             self._validate_sample(value)
+        if self._validate_args or RULES.follows_tensordict:
             return log_prob
         return torch.where(self.support.check(value), log_prob, -torch.inf)
 
