@@ -204,6 +204,77 @@ def test_state_is_a_plain_entry_of_a_checkpoint(tmp_path: Any) -> None:
     assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()
 
 
+TORCH: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2},
+    {"num_workers": 2, "prefetch_factor": 5},
+    {"num_workers": 2, "persistent_workers": True},
+]
+
+
+@pytest.mark.parametrize("options", TORCH)
+def test_as_dataloader_counts_what_the_consumer_got(options: dict[str, Any]) -> None:
+    loader = make_loader()
+    made = loader.as_dataloader(**options)
+    wanted = [take_rows(make_loader()), *(RandomSampler(ROWS, seed=5).order(i)(0, ROWS) for i in (1, 2))]
+    batches = iter(made)
+    seen = [next(batches)["row"] for _ in range(3)]
+    assert (loader.epoch, loader.rows) == (0, 30)
+    state = loader.state_dict()
+    for resume in (lambda other: other, lambda other: other.as_dataloader(**options)):
+        other = make_loader()
+        other.load_state_dict(state)
+        assert torch.cat(seen + take_rows(resume(other))).equal(torch.cat(wanted[0]))
+        assert (other.epoch, other.rows) == (1, 0)
+    for number, batch in enumerate(made):  # the next epoch, which is broken off, too
+        assert batch["row"].equal(wanted[1][number * 10 : number * 10 + 10])
+        if number == 1:
+            break
+    assert (loader.epoch, loader.rows) == (1, 20)
+    with pytest.raises(RuntimeError, match="is over: another iteration of this loader has begun"):
+        next(batches)
+    assert torch.cat(take_rows(made)).equal(wanted[2])
+    assert (loader.epoch, loader.rows) == (3, 0)
+
+
+def fail_at_30(batch: Any) -> Any:
+    if batch["row"][0] == 30:
+        raise KeyError("30")
+    return batch
+
+
+@pytest.mark.parametrize("options", TORCH)
+def test_as_dataloader_tries_a_batch_with_an_error_again(options: dict[str, Any]) -> None:
+    loader = make_loader(shuffle=False, transform=fail_at_30)
+    batches = iter(loader.as_dataloader(**options))
+    assert [int(next(batches)["row"][0]) for _ in range(3)] == [0, 10, 20]
+    with pytest.raises(KeyError, match="30"):
+        next(batches)
+    with pytest.raises(RuntimeError, match="it had an error; iterate over the loader again"):
+        next(batches)
+    assert (loader.epoch, loader.rows) == (0, 30)
+    loader._transform = None
+    rest = take_rows(loader)
+    assert torch.cat(rest).equal(torch.arange(30, ROWS))
+
+
+def test_as_dataloader_without_an_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="in_order=False gives batches in any order"):
+        make_loader().as_dataloader(num_workers=2, in_order=False)
+
+
+def test_parts_of_as_dataloader_count_what_was_drawn() -> None:
+    from torch.utils.data import DataLoader
+
+    loader = make_loader()
+    made = loader.as_dataloader()
+    for batches in (made.batch_sampler, DataLoader(made.dataset, batch_sampler=made.batch_sampler)):
+        loader.set_epoch(0)
+        iterator = iter(batches)
+        next(iterator), next(iterator)
+        assert loader.rows == 20
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_are_a_batch_sampler_of_torch_that_resumes(num_workers: int) -> None:
     from torch.utils.data import DataLoader

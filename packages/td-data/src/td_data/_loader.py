@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -21,7 +22,7 @@ from td_core.typing import DeviceType, Progress
 from ._blocks import BlockOrder, BlockSampler
 from ._device_buffers import DeviceCopies
 from ._order import check_count, check_seed
-from ._position import Batches, Epochs, Sampler, Split, Step
+from ._position import Batches, Epochs, Position, Sampler, Split, Step
 from ._process_engine import ProcessEngine, keep
 from ._reading import Reader, Task, WindowReader
 from ._samplers import RandomSampler, SequentialSampler
@@ -102,7 +103,7 @@ class Loader(Epochs):
         self._context = multiprocessing_context
         self._check_reading()
         self._copies = None if device is None else DeviceCopies(torch.device(device))
-        self._current: weakref.ref[_Batches] | None = None
+        self._current: weakref.ref[_Iteration] | None = None
 
     def _check_reading(self) -> None:
         threads, workers = self._num_threads, self._num_workers
@@ -126,9 +127,13 @@ class Loader(Epochs):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on after ``load_state_dict`` or an error; ends an iteration that runs."""
+        return self._iterate(lambda: _Batches(self))
+
+    def _iterate(self, make: Callable[[], _Iteration]) -> _Iteration:
+        """Begin an iteration in place of the one that runs."""
         self.close("another iteration of this loader has begun")
         try:
-            batches = _Batches(self)
+            batches = make()
         except BaseException:
             self._position.is_kept = True
             raise
@@ -156,17 +161,24 @@ class Loader(Epochs):
     def as_dataloader(self, **options: Any) -> DataLoader[Any]:
         """Return a ``DataLoader`` of torch with the same order and position, for programs that accept no other loader.
 
+        ``state_dict`` of this loader is the position after the last batch that the consumer of the ``DataLoader`` got. A program
+        that makes another ``DataLoader`` from its parts, as Accelerate does, counts as :meth:`Sampler.batches` does.
+
         Args:
             **options: further arguments of ``DataLoader``, such as ``num_workers``.
+
+        Raises:
+            ValueError: ``in_order=False``: without an order there is no position.
 
         >>> from td_data import Loader
         >>> data = TensorDict({"x": torch.arange(6)}, batch_size=[6])
         >>> [batch["x"].tolist() for batch in Loader(data, 4).as_dataloader()]
         [[0, 1, 2, 3], [4, 5]]
         """
-        batches = Batches(self._sampler, self._split, self._position)
+        if not options.get("in_order", True):
+            raise ValueError("in_order=False gives batches in any order, which has no position: leave it out")
         data = Reader(self._data, self._transform, self._seed)
-        return DataLoader(data, batch_sampler=batches, collate_fn=keep, **options)
+        return _CountedLoader(data, batch_sampler=_LoaderBatches(self), collate_fn=keep, **options)
 
     def close(self, _why: str = "its loader was closed") -> None:
         """End threads and workers now; a later iteration begins new ones."""
@@ -235,12 +247,52 @@ def _choose_sampler(
     return sampler
 
 
-class _Batches(Iterator[Any]):
-    """One iteration of a loader."""
+class _Iteration(Iterator[Any]):
+    """One iteration of a loader; its position is that after the last batch that the consumer got."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self._why: str | None = None
+
+    def __next__(self) -> Any:
+        if self._why is not None:
+            if self._why:
+                raise RuntimeError(f"this iteration is over: {self._why}")
+            raise StopIteration
+        try:
+            found = self._get()
+        except BaseException:
+            self._position.is_kept = True
+            self.end("it had an error; iterate over the loader again to go on")
+            raise
+        if found is None:
+            self.end("")
+            raise StopIteration
+        step, batch = found
+        self._position.advance(step)
+        return batch
+
+    @abstractmethod
+    def _get(self) -> tuple[Step, Any] | None:
+        """Return the next batch, or None after the last one; raise its error."""
+
+    def end(self, why: str) -> None:
+        """End the iteration: the iterator cannot be used further."""
+        if self._why is None:
+            self._why = why
+            self._close()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """End threads and workers."""
+
+
+class _Batches(_Iteration):
+    """One iteration over the batches that a loader reads itself."""
 
     def __init__(self, loader: Loader) -> None:
-        self._position, self._copies = loader._position, loader._copies
-        self._why: str | None = None
+        super().__init__(loader._position)
+        self._copies = loader._copies
         steps, position = loader._begin(), loader._position
         reader, sampler = Reader(loader._data, loader._transform, loader._seed), loader._sampler
         order, depth = sampler.order(position.epoch), loader._prefetch + loader._num_threads - 1
@@ -271,28 +323,16 @@ class _Batches(Iterator[Any]):
             self._report(position.rows)
         self._ahead: tuple[Step, Any] | None = None
 
-    def __next__(self) -> Any:
-        if self._why is not None:
-            if self._why:
-                raise RuntimeError(f"this iteration is over: {self._why}")
-            raise StopIteration
-        try:
-            held = self._ahead or self._fetch()
-            if held is not None:
-                step, batch = held
-                if self._copies is not None:
-                    self._ahead = self._fetch() if self._engine.is_ready() else None
-                    batch = self._copies.finish(batch)
-                self._report(step.stop - step.start)
-        except BaseException:
-            self._position.is_kept = True
-            self.end("it had an error; iterate over the loader again to go on")
-            raise
+    def _get(self) -> tuple[Step, Any] | None:
+        held = self._ahead or self._fetch()
         if held is None:
-            self.end("")
-            raise StopIteration
-        self._position.advance(step)
-        return batch
+            return None
+        step, batch = held
+        if self._copies is not None:
+            self._ahead = self._fetch() if self._engine.is_ready() else None
+            batch = self._copies.finish(batch)
+        self._report(step.stop - step.start)
+        return step, batch
 
     def _fetch(self) -> tuple[Step, Any] | None:
         """Return the next batch, whose copy to the device has begun, or None after the last one; raise its error."""
@@ -308,13 +348,48 @@ class _Batches(Iterator[Any]):
             raise error
         return self._tasks.popleft().step, batch if self._copies is None else self._copies.start(batch)
 
-    def end(self, why: str) -> None:
-        """End threads and workers; the iterator cannot be used further."""
-        if self._why is None:
-            self._why = why
-            self._engine.close()
-            if self._windows is not None:
-                self._windows.close()
+    def _close(self) -> None:
+        self._engine.close()
+        if self._windows is not None:
+            self._windows.close()
+
+
+class _Received(_Iteration):
+    """One iteration over the batches that a ``DataLoader`` of torch reads for a loader."""
+
+    def __init__(self, batches: _LoaderBatches, begin: Callable[[], Iterator[Any]]) -> None:
+        super().__init__(batches.loader._position)
+        #: Batches under way: the first one is the next to be given out.
+        self._steps: deque[Step] = deque()
+        batches._noted = self._steps
+        self._batches = begin()
+
+    def _get(self) -> tuple[Step, Any] | None:
+        for batch in self._batches:
+            return self._steps.popleft(), batch
+        return None
+
+    def _close(self) -> None:
+        self._batches = iter(())  # torch ends its workers when nothing refers to its iterator
+
+
+class _LoaderBatches(Batches):
+    """The order of a loader as the batch sampler of a ``DataLoader`` of torch."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader._sampler, loader._split, loader._position)
+        self.loader = loader
+
+
+class _CountedLoader(DataLoader[Any]):
+    """A ``DataLoader`` of torch whose batches are counted when the consumer gets them."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches, begin = self.batch_sampler, super().__iter__
+        # A trainer may have put another batch sampler in its place.
+        if not isinstance(batches, _LoaderBatches):
+            return begin()
+        return batches.loader._iterate(lambda: _Received(batches, begin))
 
 
 def _note_tasks(tasks: Iterator[Task], under_way: deque[Task]) -> Iterator[Task]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -95,7 +96,11 @@ class Sampler(ABC):
     ) -> Batches:
         """Return the order in batches, for the argument ``batch_sampler`` of a ``DataLoader`` of torch.
 
-        The arguments are those of a :class:`Loader`, whose ``state_dict``, ``load_state_dict`` and ``set_epoch`` it has.
+        The arguments are those of a :class:`Loader`, whose ``state_dict``, ``load_state_dict`` and ``set_epoch`` it has. It
+        counts a batch when the ``DataLoader`` draws its positions. With ``num_workers`` that is ahead of the consumer: a resume
+        from its state leaves out the batches that were under way. Write ``Loader(data, n, sampler=sampler,
+        num_workers=2)``, or :meth:`Loader.as_dataloader`, which count the batches that the consumer got; ``StatefulDataLoader``
+        of torchdata saves a position of its own, which is exact.
 
         >>> from td_data import SequentialSampler
         >>> list(SequentialSampler(5).batches(2))
@@ -288,18 +293,24 @@ class Epochs:
 class Batches(Epochs, TorchSampler[list[int]]):
     """The order of a sampler as lists of positions, each with its :class:`Step`."""
 
+    #: Where the next iteration notes its steps, for a consumer that counts them; None counts a batch when it is drawn.
+    _noted: deque[Step] | None = None
+
     def __init__(self, sampler: Sampler, split: Split, position: Position | None = None) -> None:
         super().__init__(sampler, split, position)
         self.batch_size, self.drop_last = split.batch_size, split.drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterate over the positions of each batch of an epoch."""
+        # torch calls this twice before it draws the first batch.
+        noted, self._noted = self._noted, None
+        note = self._position.advance if noted is None else noted.append
         order = None
         for step in self._begin():
             order = order or self._sampler.order(step.epoch)
             batch = Numbered(self._sampler._find(order, step).tolist())
             batch.step = step
-            self._position.advance(step)
+            note(step)
             yield batch
 
 
