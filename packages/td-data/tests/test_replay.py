@@ -69,8 +69,8 @@ def test_r1_add_of_several_rows_is_refused() -> None:
             StructureError, match=r"add\(\) takes one row; extend\(\) takes several: .* size \[\]"
         ):
             buffer.add(rows)
-    with pytest.raises(TypeError, match="a row is a collection; got dict"):
-        buffer.add({"number": 3})
+    with pytest.raises(TypeError, match="a row is a collection, or a dict of its entries; got int"):
+        buffer.add(3)
     assert buffer.write_count == 3
     pairs = ReplayBuffer(make_rows(0, 8).view(4, 2))
     assert pairs.add(make_rows(5, 2)) == 0
@@ -630,6 +630,36 @@ def test_r10_rows_are_copied_to_the_device_of_the_storage(device: torch.device) 
     buffer = ReplayBuffer(make_rows(0, 10).to(device))
     buffer.extend(make_rows(0, 4))
     assert buffer.sample(3).to("cpu")["number"].device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "storage", [6, TensorDict({"a": torch.zeros(6, 2), "n": {"b": torch.zeros(6)}}, [6])]
+)
+def test_r2_dicts_and_lists_are_rows(storage: Any) -> None:
+    buffer = ReplayBuffer(storage)
+    rows = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"b": torch.arange(3.0)}}, [3])
+    assert buffer.add(rows[0].to_dict()) == 0
+    assert buffer.extend([rows[0], rows[1].to_dict()]).tolist() == [1, 2]
+    assert buffer.extend(rows.to_dict()).tolist() == [3, 4, 5]
+    assert buffer[:]["n", "b"].tolist() == [0, 0, 1, 0, 1, 2]
+    assert buffer[:]["a"][3:].equal(rows["a"])
+
+
+def test_r2_dicts_have_the_batch_dims_of_the_storage() -> None:
+    buffer = ReplayBuffer(TensorDict({"a": torch.zeros(6, 3)}, [6, 3]))
+    assert buffer.add({"a": torch.ones(3)}) == 0
+    assert buffer.extend({"a": torch.ones(2, 3)}).tolist() == [1, 2]
+    assert buffer[:]["a"].equal(torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("rows", [[], 5, {"a": torch.tensor(1.0)}, TensorDict({"a": 1.0})])
+def test_r2_rows_that_are_none_are_refused_with_what_is_taken(rows: Any) -> None:
+    with pytest.raises(
+        TypeError, match="rows are a collection with batch dims, a dict of columns, or a list of rows"
+    ):
+        ReplayBuffer(6).extend(rows)
+    with pytest.raises(TypeError, match="a row is a collection, or a dict of its entries; got list"):
+        ReplayBuffer(6).add([rows])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -119,13 +119,12 @@ class ReplayBuffer:
         return self._counters.read()[1]
 
     def add(self, row: Any) -> int:
-        """Write one row, and return its number.
+        """Write one row, a collection or a dict of its entries, and return its number.
 
         Raises:
             StructureError: there are several rows, or the keys, dtypes or shapes differ from those of the storage.
         """
-        if not is_tensor_collection(row):
-            raise TypeError(f"a row is a collection; got {type(row).__name__}")
+        row = self._as_row(row)
         if self.rows is not None and row.batch_dims != self.rows.batch_dims - 1:
             raise StructureError(
                 f"add() takes one row; extend() takes several: a row of this buffer has the batch size "
@@ -133,17 +132,39 @@ class ReplayBuffer:
             )
         return int(self.extend(row.unsqueeze(0))[0])
 
+    def _as_row(self, row: Any) -> Any:
+        if isinstance(row, Mapping) and not is_tensor_collection(row):
+            return TensorDict(row, [] if self.rows is None else self.rows.batch_size[1:])
+        if not is_tensor_collection(row):
+            raise TypeError(f"a row is a collection, or a dict of its entries; got {type(row).__name__}")
+        return row
+
+    def _as_rows(self, rows: Any) -> Any:
+        if isinstance(rows, Mapping) and not is_tensor_collection(rows):
+            ndim = 1 if self.rows is None else self.rows.batch_dims
+            made: Any = TensorDict.from_dict(rows, auto_batch_size=True, batch_dims=ndim)
+        elif isinstance(rows, (list, tuple)) and rows:
+            made = torch.stack([self._as_row(row) for row in rows])
+        else:
+            made = rows
+        if not is_tensor_collection(made) or not made.batch_size:
+            raise TypeError(
+                f"rows are a collection with batch dims, a dict of columns, or a list of rows; got {type(rows).__name__}: "
+                "add() writes one row"
+            )
+        return made
+
     def extend(self, rows: Any) -> Tensor:
         """Write rows, and return their numbers; of more rows than the capacity, the last ones are written.
+
+        Args:
+            rows: a collection whose first batch dim counts rows, a dict of its columns, or a list of rows.
 
         Raises:
             StructureError: keys, dtypes or shapes differ from those of the storage; nothing is written then.
             RuntimeError: another process writes.
         """
-        if not is_tensor_collection(rows) or not rows.batch_size:
-            raise TypeError(
-                f"rows are a collection with batch dims; got {type(rows).__name__}: add() writes one row"
-            )
+        rows = self._as_rows(rows)
         counters, sampler, count = self._counters, self._sampler, len(rows)
         if self.rows is None:
             if not count:
