@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -136,35 +136,6 @@ class Node:
         return cls
 
     outer: torch.Size | None = None
-
-
-def load_local(path: str, options: LoadOptions) -> Any:
-    """Load the directory or archive at ``path``, or what the options select of it."""
-    if (
-        options.keys is not None
-        and options.device is not None
-        and torch.device(options.device).type != "meta"
-    ):
-        # Map all leaves, and copy those that are selected.
-        part = load_local(path, replace(options, device=None))
-        return part.to(options.device, non_blocking=options.non_blocking)
-    if _fs.is_file(path):
-        from ._archive import load_archive
-
-        loaded = load_archive(path, options, options.subpath)
-    else:
-        loaded = load_directory(path, options, options.subpath)
-    return select_part(loaded, options.keys)
-
-
-def select_part(loaded: Any, keys: Iterable[NestedKey] | NestedKey | None) -> Any:
-    """Return a loaded collection with the entries of some keys, or with all for None."""
-    if keys is None:
-        return loaded
-    was_locked = loaded.is_locked
-    chosen = [keys] if isinstance(keys, (str, tuple)) else keys
-    part = loaded.unlock_().select(*chosen, inplace=True)
-    return part.lock_() if was_locked else part
 
 
 def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None = None) -> Any:

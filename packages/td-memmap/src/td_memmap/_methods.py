@@ -295,7 +295,8 @@ def load_memmap(
 def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = True) -> TensorCollection:
     """Load as an instance of ``cls`` if it has declared fields; ``complete`` sets missing fields to their defaults."""
     from . import _fs
-    from ._load import LoadOptions, check_target, drop_missing, load_local
+    from ._load import LoadOptions, check_target, drop_missing
+    from ._load_part import load_local
     from ._mapped_memory import check_mode
     from ._value_file import ValueFile
 
@@ -557,6 +558,8 @@ def saved_path(data: TensorCollection) -> Path | None:
 def _plan_mapping(data: TensorCollection, options: MemmapOptions) -> Callable[[], TensorCollection]:
     """Return a function that maps a collection to an archive, a directory, its current files or an anonymous file."""
     prefix, archive = options.prefix, options.archive
+    if not isinstance(data, TensorCollection):
+        raise TypeError(f"a collection is mapped, such as a TensorDict; got {type(data).__name__}")
     objects = Serializer.find_objects(prefix)
     if objects is not None:
         raise UnsupportedOperationError(

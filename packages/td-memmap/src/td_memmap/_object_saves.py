@@ -23,7 +23,8 @@ from . import _file_names
 from ._archive import write_to_file
 from ._chunks import iter_chunks
 from ._fs import Parts
-from ._load import LoadOptions, Node, Reader, select_part
+from ._load import LoadOptions, Node, Reader
+from ._load_part import select_part
 from ._manifest import check
 from ._meta import LeafEntry, find_directory, format_manifest
 from ._object_trees import ObjectTree, make_marker, open_tree
