@@ -252,14 +252,15 @@ class BatchIterator:
         state: Mapping[str, int],
         stack: contextlib.ExitStack,
     ) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._stack = stack  # __del__ closes it, also after an error in the lines below
         self._rows, self._size, self._drop_last = rows, batch_size, drop_last
-        self._batch, self._state, self._prefetch, self._stack = state["batch"], state, prefetch, stack
+        self._batch, self._state, self._prefetch = state["batch"], state, prefetch
         part, parts = shard
         each, more = divmod(rows.rows or 0, parts)
         self._range = part * each + min(part, more), (part + 1) * each + min(part + 1, more)
         #: The batches that all shards have.
         self._most = each // batch_size if drop_last and rows.rows is not None else None
-        self._pool: ThreadPoolExecutor | None = None
         self._batches: Iterator[Any] | None = None
 
     @property

@@ -96,6 +96,8 @@ def _open_url(url: str, write: bool, options: StorageOptions) -> pa.NativeFile |
 
 def _as_native(file: pa.NativeFile | IO[bytes], mode: str) -> pa.NativeFile:
     """Return a file object as a file of pyarrow."""
+    if not hasattr(file, "closed"):
+        raise TypeError(f"a location is a path, a URL or a binary file object; got a {type(file).__name__}")
     return file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, mode)
 
 

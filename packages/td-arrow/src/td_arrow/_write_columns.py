@@ -34,8 +34,7 @@ def make_table(
     """Return the table of a collection; see :func:`td_arrow.to_arrow`."""
     if row_dims not in (1, 2) or isinstance(row_dims, bool):
         raise ValueError(f"row_dims is 1 or 2; got {row_dims!r:.100}")
-    if not is_tensor_collection(td):
-        raise TypeError(f"to_arrow() takes a collection, such as a TensorDict; got {type(td).__qualname__}")
+    check_collection("to_arrow", td)
     check_separator(separator)
     choices = Tensors(tensors)
     masks: dict[Path, Tensor] = {}
@@ -51,6 +50,14 @@ def make_table(
             f"the mask of {', '.join(map(show_path, plan.masks))} is of no entry that can have nulls"
         )
     return plan.make_table()
+
+
+def check_collection(operation: str, data: object) -> None:
+    """Raise TypeError for data that is not a collection."""
+    if not is_tensor_collection(data):
+        raise TypeError(
+            f"{operation}() takes a collection, such as a TensorDict; got {type(data).__qualname__}"
+        )
 
 
 def check_separator(separator: object) -> None:

@@ -23,7 +23,7 @@ from ._read_columns import join_chunks
 from ._table_header import read_facts
 from ._table_locations import open_output
 from ._text_schemas import check_beside, find_stand_in, save_schema
-from ._write_columns import make_table
+from ._write_columns import check_collection, make_table
 
 #: The styles of quoting, by the number of the module csv.
 QUOTING = {0: "needed", 1: "all_valid", 2: "all_valid", 3: "none"}
@@ -46,6 +46,7 @@ def write_csv(
     durable: bool,
 ) -> None:
     """Write a collection as a csv file; see :func:`td_arrow.to_csv`."""
+    check_collection("to_csv", data)
     style = QUOTING.get(quoting, quoting) if isinstance(quoting, int) else quoting
     if style not in QUOTING.values():
         raise ValueError(f"quoting is one of 'needed', 'all_valid' and 'none'; got {quoting!r:.100}")

@@ -61,6 +61,10 @@ def find_filename(location: Location | h5py.Dataset | ObjectLocation) -> str:
         return os.fspath(location)
     if isinstance(location, ObjectLocation):
         return location.where
+    if not isinstance(location, (h5py.Group, h5py.Dataset)):
+        raise TypeError(
+            f"a file is at a path, a URL, or open as an h5py.File; got a {type(location).__name__}"
+        )
     return str(location.file.filename)
 
 

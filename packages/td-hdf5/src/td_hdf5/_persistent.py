@@ -35,7 +35,7 @@ from td_store.arrays import (
 from ._dataset_source import DatasetSource
 from ._datasets import DatasetOptions, read_header, write_header
 from ._foreign_h5 import Stacks
-from ._h5_files import StoreFile
+from ._h5_files import StoreFile, find_filename
 from ._h5_layout import Layout, choose_name, make_entry_layout, make_layout, read_arrays
 from ._read_h5 import Save, check_writable, open_save, open_table, read_save
 from ._text_datasets import TextChanges, write_text_dataset
@@ -288,7 +288,7 @@ class PersistentTensorDict(LiveCollection):
             raise TypeError("a PersistentTensorDict takes a filename or a group, and not both")
         if mode not in _MODES:
             raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}; got {mode!r}")
-        path = os.fspath(filename) if filename is not None else group.file.filename
+        path = os.fspath(filename) if filename is not None else find_filename(group)
         _create_if_needed(path, mode, batch_size)
         stacks = _choose_stacks(batch_size, non_tensor_as_stack)
         opened = _open(path, "r" if mode == "r" else "r+", device, kwargs, stacks=stacks)

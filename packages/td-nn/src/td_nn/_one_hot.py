@@ -28,6 +28,8 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     tensor([[0, 1],
             [1, 0]])
     """
+    if not isinstance(values, Tensor):
+        raise TypeError(f"rand_one_hot() takes a tensor; got {type(values).__name__}")
     if not values.ndim:
         raise ValueError("rand_one_hot() draws along the last dim of its input; got a tensor without dims")
     # softmax() is slow on a CPU if the last dim is short, so the draws are multiplied by the sum of the weights instead.
@@ -151,4 +153,8 @@ class OneHotCategorical(dist.Categorical):
 
 
 def _squeeze_last(param: Any) -> Any:
+    if not isinstance(param, Tensor):
+        raise TypeError(
+            f"the probs or logits of a OneHotCategorical are a tensor; got {type(param).__name__}"
+        )
     return param.squeeze(-1) if param.ndim > 1 and param.shape[-1] == 1 else param

@@ -110,6 +110,8 @@ class StoredTensor(StoredLeaf):
     def __new__(cls, source: Source, device: DeviceType | None = None, mode: str = "r+") -> StoredTensor:
         """Create the tensor without reading."""
         check_mode(mode)
+        if not hasattr(source, "shape"):
+            raise TypeError(f"a StoredTensor takes a source; got {type(source).__name__}")
         twin = torch.empty(tuple(source.shape), dtype=source.dtype, device="meta")
         return _wrap(cls, WRAPPERS[mode](source), twin, torch.device("cpu" if device is None else device))
 

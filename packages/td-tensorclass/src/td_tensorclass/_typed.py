@@ -191,6 +191,10 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
                 f"{sorted(self.__required_keys__ | self.__optional_keys__)}"
             )
         provided: Any = {} if source is None else source
+        if not isinstance(provided, (Mapping, TensorCollection)):
+            raise TypeError(
+                f"{type(self).__name__}() takes a mapping or a collection; got {type(source).__name__}"
+            )
         entries = {**dict(provided.items()), **kwargs}
         self._require(entries)
         super().__init__(

@@ -26,6 +26,7 @@ from .._tree.coerce import (
     get_struct_fields,
     is_foreign,
 )
+from .._tree.defaults import check_mapping
 from .._tree.devices import as_device
 from .._tree.dim_names import check_names
 from .._tree.foreign import check_mask
@@ -150,6 +151,7 @@ def _convert_like(node: Core, key: str, value: object) -> object:
 
 def wrap_values_like(like: Core, mapping: Mapping[object, object]) -> dict[object, object]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
+    mapping = _entries("from_dict_instance", mapping)
 
     def fill(
         node: Core, out: dict[object, object], source: Mapping[Any, object]
@@ -354,6 +356,7 @@ def from_schema(
         raise TypeError(f"from_schema() takes no {', '.join(kwargs)} with storage={storage!r}")
     if stored:
         SERIALIZERS.get(storage)
+    check_mapping("from_schema", schema)
     size = as_batch_size(batch_size)
     result: Any = make_dense({}, size, None if device is None else as_device(device))
     for key, entry in schema.items():
@@ -401,11 +404,11 @@ def make_tensordict(
 
 
 def _entries(what: str, source: object) -> Mapping[Any, object]:
-    source = convert_source(source)
+    given, source = source, convert_source(source)
     if isinstance(source, Core) and has_entries(source):
         return get_all_entries(source)
     if isinstance(source, Core) or not isinstance(source, Mapping):
-        raise TypeError(f"{what} takes a mapping or a collection of entries; got {type(source).__name__}")
+        raise TypeError(f"{what} takes a mapping or a collection of entries; got {type(given).__name__}")
     return source
 
 

@@ -297,6 +297,7 @@ def save_together(
     >>> save_together(TensorDict({"a": 1}), print, None)
     TensorDict(batch_size=[], fields={a: i64[]})
     """
+    check_collection("save", data)
     leaves = data._leaves()
     shards = list_shards(leaves)
     if not shards:

@@ -14,7 +14,7 @@ from .._plans.elements import align_dims, append_dims
 from .._plans.plans import ShapePlan, WholePlan
 from .._plans.reductions import scan_plan
 from .._plans.steps import Shape
-from .._tree.defaults import check_same_keys, show_path
+from .._tree.defaults import check_same_keys, show_path, type_error
 from .._tree.node import Core, CoreT, identity
 from .._tree.walks import zip_walk
 from .._writes.check import LEAF_ERRORS, rephrase_error
@@ -66,6 +66,7 @@ def combine_along(
 ) -> CoreT:
     """Compute ``call(leaf, dim, index, operand)`` with the operand of each leaf; a ``full`` index has all batch dims."""
     place, n = parse_dim(node, name, dim), len(node.batch_size)
+    _check_index(name, index)
     if not isinstance(source, Core) or len(source.batch_size) != n or index.ndim != (n if full else 1):
         raise BatchSizeError(
             f"{name} takes an index with {f'{n} dims' if full else 'one dim'} and a collection with {n} batch dims; got "
@@ -88,9 +89,15 @@ def combine_along(
         raise_at_leaf(error, name, node, single, leaves, operands)
 
 
+def _check_index(name: str, index: object) -> None:
+    if not isinstance(index, Tensor):
+        raise type_error(name, index, "a tensor as index")
+
+
 def copy_along(node: CoreT, dim: Dim, index: Tensor, source: object) -> CoreT:
     """Copy the elements of a collection to positions along a batch dim, see ``index_copy``."""
     place = parse_dim(node, "index_copy", dim)
+    _check_index("index_copy", index)
     size, count = node.batch_size[place], len(index)
     here, there = torch.arange(size + count, device=index.device).split([size, count])
     positions = here.index_copy(0, index, there)
@@ -101,6 +108,7 @@ def copy_along(node: CoreT, dim: Dim, index: Tensor, source: object) -> CoreT:
 
 def take_along(node: Core, indices: Tensor, dim: Dim | None) -> Any:
     """Take elements at positions along a batch dim, see ``take_along_dim``."""
+    _check_index("take_along_dim", indices)
     if dim is None:
         return take_along(node.reshape(-1), indices.reshape(-1), 0)
     place = parse_dim(node, "take_along_dim", dim)

@@ -16,7 +16,13 @@ from torch import Tensor
 from .._plans.plans import as_batch_size
 from .._tree.batch_sizes import fit_batch_size
 from .._tree.coerce import coerce
-from .._tree.defaults import add_key_note, leaf_node_mismatch_error, missing_key_error, show_path
+from .._tree.defaults import (
+    add_key_note,
+    check_collection,
+    leaf_node_mismatch_error,
+    missing_key_error,
+    show_path,
+)
 from .._tree.devices import as_device
 from .._tree.dim_names import check_names
 from .._tree.locks import check_unlocked
@@ -73,6 +79,8 @@ class Walk:
         for other in others:
             if not isinstance(other, Core):
                 raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
+        if out is not None:
+            check_collection("apply", out)
         if not self.inplace:
             self.set_metadata(root, batch_size, names, out)
         elif out is not None:

@@ -16,7 +16,7 @@ from .._torch.kernels import PLAIN
 from .._tree.backends import get_backends
 from .._tree.buffers import has_memory
 from .._tree.components import move_to_meta
-from .._tree.defaults import unwrap_entry
+from .._tree.defaults import type_error, unwrap_entry
 from .._tree.devices import as_device, set_device_labels, wait_for
 from .._tree.locks import check_in_memory, check_unlocked_below
 from .._tree.node import Core, CoreT, identity
@@ -74,6 +74,8 @@ def parse_target(
                 f"got {arg!r} in {args!r}"
             )
     if other is not None:
+        if not isinstance(other, (Tensor, Core)):
+            raise type_error("to", other, "a tensor or a collection as other")
         device = other.device if device is None else device
         dtype = other.dtype if dtype is None else dtype
     dtype = None if dtype is None else as_dtype(dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._plans.plans import wrap_dim
 from .._python.public_names import set_module
-from .._tree.defaults import show_path
+from .._tree.defaults import show_path, type_error
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import Core, get_all_entries, make_dense
 from .._tree.walks import has_entries
@@ -101,6 +101,8 @@ def pack_leaves(node: Core, dim: int, layout: PackLayout | None) -> tuple[Tensor
     position = wrap_dim(dim, len(size) + 1, "pack: dim") - len(size) - 1
     left = _make_layout(node, position)
     if layout is not None:
+        if not isinstance(layout, PackLayout):
+            raise type_error("pack", layout, "a PackLayout as layout")
         _check_layout(layout, left)
         left = PackLayout(layout.keys, layout.shapes, position, layout.nested, layout.device, layout.cls)
     leaves = [node[key] for key in left.keys]

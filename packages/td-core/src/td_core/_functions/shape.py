@@ -21,7 +21,7 @@ from .._plans.elements import append_dims
 from .._plans.plans import ShapePlan, as_ints, check_ints, wrap_dim
 from .._torch.dtypes import as_dtype
 from .._torch.private import functorch_level, get_base
-from .._tree.defaults import has_lazy_stack, unwrap_entry
+from .._tree.defaults import has_lazy_stack, type_error, unwrap_entry
 from .._tree.dim_names import find_dims, set_batch_size
 from .._tree.locks import check_unlocked
 from .._tree.node import Child, Core, CoreT
@@ -169,6 +169,8 @@ def expand_like(node: CoreT, other: Core | Tensor) -> CoreT:
     """Expand a collection to a tensor, or level by level to another collection; see ``expand_as``."""
     if isinstance(other, Tensor):
         return node.expand(other.shape)
+    if not isinstance(other, Core):
+        raise type_error("expand_as", other, "a tensor or a collection")
     result = node.expand(other.batch_size)
     for key in list(result.keys(True)):
         level = result.get(key)

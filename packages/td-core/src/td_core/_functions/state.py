@@ -14,7 +14,8 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -25,7 +26,7 @@ from .._encode.node_kinds import KINDS, NodeKind
 from .._encode.records import Record
 from .._tree.coerce import WRAPPED, coerce
 from .._tree.components import has_same_components
-from .._tree.defaults import check_keys, clone_detached, get_lead, show_path, unwrap_entry
+from .._tree.defaults import check_keys, clone_detached, get_lead, show_path, type_error, unwrap_entry
 from .._tree.keys import unravel_key_below
 from .._tree.locks import check_no_entry, check_unlocked, check_unlocked_below
 from .._tree.node import LEAF_KINDS, Child, Core, CoreT, get_all_entries, make_dense, replace_leaves
@@ -58,26 +59,33 @@ class _Level:
 def write_state_dict(
     root: Core, destination: object, prefix: str, keep_vars: bool, flatten: bool
 ) -> OrderedDict[str, object]:
-    """Write the leaves into an OrderedDict, see ``state_dict``."""
+    """Write the leaves into a mapping, see ``state_dict``."""
     target: Any = OrderedDict() if destination is None else destination
-    if not hasattr(target, "_metadata"):
-        target._metadata = OrderedDict()
-    entries, out, before = _write_level(root, target, prefix.removesuffix(".")), target, prefix
+    if not isinstance(target, MutableMapping):
+        raise type_error("state_dict", target, "a mapping as destination")
+    if not isinstance(prefix, str):
+        raise type_error("state_dict", prefix, "a string as prefix")
+    metadata = getattr(target, "_metadata", None)
+    if metadata is None:
+        metadata = OrderedDict()
+        with suppress(AttributeError):  # A plain dict has no place for metadata; torch leaves it out, too.
+            target._metadata = metadata
+    entries, out, before = _write_level(root, metadata, prefix.removesuffix(".")), target, prefix
     above: list[Any] = []
     # By hand: the row `state_dict` of benchmarks/ops.py.
     while True:
         for key, child in entries:
             name = before + key
             if not isinstance(child, Tensor) and isinstance(child := unwrap_entry(child), Core):
-                above.append((entries, out, before))
+                above.append((entries, out, before, metadata))
                 if flatten:
-                    if name in out._metadata and (not has_entries(child) or child._children()):
+                    if name in metadata and (not has_entries(child) or child._children()):
                         raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
-                    entries, before = _write_level(child, out, name), name + "."
+                    entries, before = _write_level(child, metadata, name), name + "."
                 else:
                     out[name] = nested = OrderedDict()  # type: ignore[var-annotated]
-                    nested._metadata = OrderedDict()  # type: ignore[attr-defined]
-                    entries, out, before = _write_level(child, nested, ""), nested, ""
+                    metadata = nested._metadata = OrderedDict()  # type: ignore[attr-defined]
+                    entries, out, before = _write_level(child, metadata, ""), nested, ""
                 break
             if name in out:
                 raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
@@ -85,7 +93,7 @@ def write_state_dict(
         else:
             if not above:
                 return target  # type: ignore[no-any-return]
-            entries, out, before = above.pop()
+            entries, out, before, metadata = above.pop()
 
 
 def load_state(
@@ -142,10 +150,10 @@ def _is_described(node: Core, meta: dict[str, object] | None) -> bool:
     )
 
 
-def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Child]]:
+def _write_level(node: Core, metadata: dict[str, Any], level: str) -> Iterator[tuple[str, Child]]:
     """Write the metadata of a node, and return an iterator over its entries."""
     meta: dict[str, object] = {"batch_size": node.batch_size, "device": node.device}
-    out._metadata[level] = meta
+    metadata[level] = meta
     record = _make_record(node)
     if record is None:
         return iter(dict(get_all_entries(node)).items())

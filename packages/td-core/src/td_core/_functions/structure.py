@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._plans.plans import as_batch_size
 from .._tree.batch_sizes import fit_batch_size
-from .._tree.defaults import get_entry, get_parent, show_path
+from .._tree.defaults import check_mapping, get_entry, get_parent, show_path
 from .._tree.devices import as_device, set_device_labels
 from .._tree.dim_names import check_names, resize_names
 from .._tree.flat_keys import flatten_entries, unflatten_entries
@@ -199,6 +199,7 @@ def rename_in_place(node: Core, old_key: NestedKey, new_key: NestedKey, safe: bo
 
 def rename_entries(node: CoreT, mapping: Mapping[NestedKey, NestedKey], strict: bool) -> CoreT:
     """Copy a collection with renamed keys, see ``rename_keys``."""
+    check_mapping("rename_keys", mapping)
     moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
     strict = strict and not all(find_holders(node, old) for old, _ in moves)
     result: CoreT = node._map_members(lambda holder: _rename_all(holder, moves, strict))

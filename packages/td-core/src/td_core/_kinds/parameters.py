@@ -23,7 +23,7 @@ from .._methods.collection import TensorDictBase
 from .._plans.elements import JoinPlan
 from .._transforms.pytree import register, register_with_subclasses
 from .._tree.coerce import build_nested
-from .._tree.defaults import has_lazy_stack, show_path
+from .._tree.defaults import check_mapping, has_lazy_stack, show_path
 from .._tree.devices import fix_device_metadata
 from .._tree.dim_names import set_batch_size
 from .._tree.keys import is_key, unravel_key_to_tuple
@@ -190,6 +190,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         if isinstance(parameters, TensorDictParams):
             parameters = parameters._tensordict
         elif not isinstance(parameters, Core):
+            check_mapping("TensorDictParams", parameters)
             parameters = build_nested(parameters, torch.Size(), None)
         set_attribute = object.__setattr__
         set_attribute(self, "_no_convert", no_convert)
@@ -519,7 +520,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             left_out = [key for key, leaf in entries if not is_persistent(leaf)]
             source = self._from_inner(self._tensordict.exclude(*left_out))
         state: Any = TensorDictBase.state_dict(source, destination, prefix, keep_vars, flatten)
-        if destination is not None and flatten:
+        if destination is not None and flatten and hasattr(state, "_metadata"):
             levels, own = state._metadata, prefix.removesuffix(".")
             below = {name: meta for name, meta in levels.items() if name.startswith(prefix) and name != own}
             values = {name[len(prefix) :]: meta for name, meta in below.items() if "_non_tensor" in meta}

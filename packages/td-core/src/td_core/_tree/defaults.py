@@ -189,6 +189,12 @@ def check_collection(operation: str, data: object) -> None:
         raise type_error(operation, data, "a collection, such as a TensorDict", hint)
 
 
+def check_mapping(operation: str, data: object) -> None:
+    """Raise TypeError for data that is not a mapping."""
+    if not isinstance(data, Mapping):
+        raise type_error(operation, data, "a mapping")
+
+
 def type_error(operation: str, data: object, wanted: str, hint: str = "") -> TypeError:
     """Return the error for data of a type that an operation does not take."""
     return TypeError(f"{operation}() takes {wanted}; got {type(data).__name__}{hint}")

@@ -41,6 +41,8 @@ class Buffer(Tensor, metaclass=_BufferMeta):
 
     def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Any:
         source = torch.empty(0) if data is None else data
+        if not isinstance(source, Tensor):
+            raise TypeError(f"Buffer() takes a tensor; got {type(data).__name__}")
         return mark_buffer(source.detach().requires_grad_(source.requires_grad), persistent)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
