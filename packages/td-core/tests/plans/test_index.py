@@ -13,6 +13,8 @@ from td_core import TensorDict
 from td_core._plans.index import plan_index
 from td_core.errors import CollectionIndexError
 
+pytestmark = pytest.mark.filterwarnings("ignore:the index False")
+
 SHAPES = st.lists(st.integers(0, 4), min_size=0, max_size=4).map(tuple)
 
 

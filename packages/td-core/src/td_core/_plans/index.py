@@ -8,6 +8,7 @@ lists and bools count as advanced indices. If those are not adjacent, their dims
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from operator import index as as_int
 from operator import itemgetter
@@ -34,6 +35,11 @@ _ARRAYS = tuple(dtype for dtype, row in ROWS.items() if row.array)
 _MANY = 1000
 #: Below this number of positions, min() in Python is as fast as aminmax() of torch.
 _FEW = 64
+
+_NOTHING = (
+    "the index False selects nothing. A list compared with one value is False: for a mask of a column of values write "
+    'data.get(key) == value, or torch.tensor([x == value for x in column])'
+)
 
 
 class IndexPlan(ShapePlan):
@@ -241,6 +247,8 @@ def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
             return IndexPlan(index, (slice_length(index, batch_size[0]),), 1, (0,), batch_size)
     elif kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and batch_size:
         return IndexPlan(index, (len(index),), 1, (0,), batch_size)
+    elif index is False and not torch.compiler.is_compiling():
+        warnings.warn(_NOTHING, stacklevel=4)
     provided = index if kind is tuple else (index,)
     if REPEATING.issuperset(map(type, provided)):
         return _plan_again(provided, batch_size)
