@@ -368,3 +368,41 @@ def test_check_parts_returns_bounds_and_keeps_gaps() -> None:
     assert [part.tolist() for part in parts.join().unbind()] == [[0.0], [2.0, 3.0, 4.0]]
     meta = JaggedParts(1, torch.zeros(6, device="meta"), torch.tensor([0, 99]))
     assert meta.check() is meta
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(1), torch.ones(3), torch.ones(1, 1)], ids=["one", "more", "dims"]
+)
+def test_write_component_of_another_length_raises_and_changes_nothing(value: torch.Tensor) -> None:
+    td = make_data()
+    with pytest.raises(StructureError, match=r"'rows'.*it has shape \[2\] there"):
+        td[0] = {"rows": value, "n": {"at": 9}}
+    assert td["rows"].values().equal(make_ragged().values())
+    assert td["n", "at"][0] == 0
+
+
+def test_write_component_takes_its_length_and_numbers() -> None:
+    td = make_data()
+    td[0] = {"rows": torch.tensor([5.0, 6.0])}
+    td[2] = {"rows": torch.tensor([7.0])}
+    td[1] = {"rows": 4.0}
+    assert td["rows"].values().tolist() == [5, 6, 4, 4, 4, 7]
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "prod", "std", "argmax", "nansum", "max", "median"])
+@pytest.mark.parametrize("leaf", LEAVES.values(), ids=LEAVES)
+def test_reduce_feature_dims_of_components_equals_torch(name: str, leaf) -> None:
+    td = make_data(leaf)
+    options = {"correction": 0} if name == "std" else {}
+    result = getattr(td.select("rows"), name)("feature", **options)
+    parts = [getattr(part.flatten(), name)(-1, **options) for part in leaf().unbind()]
+    if name in ("max", "median"):
+        assert result.indices["rows"].tolist() == [part.indices.item() for part in parts]
+        result, parts = result.values, [part.values for part in parts]
+    assert result["rows"].equal(torch.stack(parts))
+
+
+def test_quantiles_of_feature_dims_of_components_equal_torch() -> None:
+    levels = torch.tensor([0.1, 0.5])
+    result = make_data().select("rows").quantile(levels, "feature")
+    assert result["rows"].equal(torch.stack([part.quantile(levels) for part in make_ragged().unbind()], 1))

@@ -411,13 +411,23 @@ def reduce_features(node: Core, call: Callable[[Tensor], Any], count: int | None
         for key, child in dict(levels[0]._children()).items():
             if isinstance(child, Tensor):
                 try:
-                    provided = call(flatten_features(child, n))
+                    provided = _reduce_leaf(child, n, call)
                 except LEAF_ERRORS as error:
                     message = f"{show_path((key,))} of shape {list(child.shape)}: {error}"
                     raise rephrase_error(error, message) from error
                 for level, value in zip(levels, (provided,) if count is None else provided):
                     level._set_child(key, value)
     return results
+
+
+def _reduce_leaf(leaf: Tensor, n: int, call: Callable[[Tensor], Any]) -> Any:
+    """Apply ``call`` to the flattened feature dims of a leaf; of a nested tensor, to the elements of each component."""
+    if not leaf.is_nested or n != 1:
+        return call(flatten_features(leaf, n))
+    parts = [call(part.flatten()) for part in leaf.unbind()]
+    if isinstance(parts[0], Tensor):
+        return torch.stack(parts, -1)  # quantiles stay the first dim
+    return tuple(torch.stack(each, -1) for each in zip(*parts, strict=True))
 
 
 def parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:

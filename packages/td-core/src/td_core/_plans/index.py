@@ -38,7 +38,7 @@ _FEW = 64
 
 _NOTHING = (
     "the index False selects nothing. A list compared with one value is False: for a mask of a column of values write "
-    'data.get(key) == value, or torch.tensor([x == value for x in column])'
+    "data.get(key) == value, or torch.tensor([x == value for x in column])"
 )
 
 

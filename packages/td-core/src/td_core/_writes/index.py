@@ -228,6 +228,11 @@ class IndexedWrite:
         for row, part in zip(rows, values, strict=True):
             if isinstance(part, Tensor):
                 check_copied(row, path, part)
+                if part.ndim == row.ndim and part.shape != row.shape:  # torch would repeat a row of length 1
+                    raise add_path(
+                        StructureError(f"it has shape {list(row.shape)} there, the value {list(part.shape)}"),
+                        path,
+                    )
             self.writes.copy(row, part, path)
 
     def _read_node(self, node: Core, key: str, target: Core, entry: Child, path: Path) -> None:
