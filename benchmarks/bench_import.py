@@ -60,6 +60,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     modules = [name for name in MODULES if find_spec(name)]
+    for name in MODULES:
+        if name not in modules:
+            print(f"{name:11} is not installed", flush=True)
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in modules}
     for number in range(options.rounds + 1):
         for name in modules:

@@ -5,6 +5,7 @@ parameters of a model, loads a part of them, stacks the models into an ensemble,
 to a second process, which must report exactly the same accuracy. Each step checks its result; if one is wrong, the program
 ends with a non-zero status.
 
+    pip install scikit-learn matplotlib tqdm
     python examples/digits_demo.py [FOLDER]
 
 The data set, the parameters and ``digits.png`` are written to FOLDER (default: a new temporary folder).
@@ -24,9 +25,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.func import vmap
-from tqdm import tqdm
 
 from td import MemoryMappedTensor, TensorDict, from_modules, tensorclass
+
+try:
+    import matplotlib
+    from sklearn.datasets import load_digits
+    from tqdm import tqdm
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: pip install scikit-learn matplotlib tqdm")
 
 TEST_SIZE = 360
 EPOCHS = 20
@@ -68,8 +75,6 @@ def make_model() -> nn.Sequential:
 
 def build_data_set(folder: Path) -> Digits:
     """Preallocate the data set on disk and fill it in chunks."""
-    from sklearn.datasets import load_digits
-
     source = load_digits()
     count = len(source.target)
     one = Digits(
@@ -151,8 +156,6 @@ def free_port() -> int:
 
 def draw(path: Path, losses: list[float], data: Digits, predictions: Tensor, folders: list[Path]) -> None:
     """Draw the loss curve, some digits with their predictions, and the saved files with their sizes."""
-    import matplotlib
-
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import sys
 
-import ray
 import torch
 
 from td_core import TensorDict
+
+try:
+    import ray
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: pip install ray")
 
 
 @ray.remote(num_cpus=0)

@@ -6,6 +6,7 @@ The sequence reads an image, samples a latent code and computes the distribution
 distribution, which ``get_dist`` builds, and the distribution of the code, whose parameters ``get_dist`` writes to the batch.
 The program ends with a non-zero status unless reconstructions are better than the mean image and the codes separate the
 shapes. FIGURE is an optional path for a picture of images, reconstructions, and images from codes of the prior.
+The picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -129,8 +130,10 @@ def accuracy_of_nearest(train_set: TensorDict, test_set: TensorDict) -> float:
 
 def draw_figure(path: str, rows: list[Tensor]) -> None:
     """Draw rows of images into one picture file."""
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error}: pip install matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
