@@ -146,7 +146,7 @@ def test_memmap_like_over_same_archive_keeps_elements(tmp_path: Path) -> None:
     [
         (TensorDict({"a": torch.ones(4)}), r"key 'a' is shape \[3\] .* and shape \[4\]"),
         (TensorDict({"a": torch.ones(3), "b": 0}), "key 'b' is nothing in the save"),
-        (TensorDict({"a": torch.ones(3)}, [3]), "batch sizes, names or values are others"),
+        (TensorDict({"a": torch.ones(3)}, [3]), "batch sizes or names are others"),
     ],
 )
 def test_memmap_like_over_different_archive_raises(other: TensorDict, message: str, tmp_path: Path) -> None:

@@ -188,12 +188,12 @@ def save_archive(data: TensorCollection, path: str, options: MemmapOptions) -> C
     """Plan an archive. Return a function that writes it and returns the collection mapped from it."""
     if not options.existsok and _fs.get_status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
-    plan, _ = plan_save(data, options)
+    plan, tree = plan_save(data, options)
     _method(options.compression)
 
     def write() -> Any:
         if options.like and _fs.is_file(path):
-            _check_same_files(plan, path, options)
+            _check_same_files(tree, plan, path, options)
         else:
             _write(plan, path, options)
         return load_archive(
@@ -203,20 +203,19 @@ def save_archive(data: TensorCollection, path: str, options: MemmapOptions) -> C
     return write
 
 
-def _check_same_files(plan: Plan, path: str, options: MemmapOptions) -> None:
+def _check_same_files(tree: TensorCollection, plan: Plan, path: str, options: MemmapOptions) -> None:
     """Raise FileTakenError if an existing archive is compressed or differs in structure from the plan."""
     try:
-        with ArchiveTree(path) as tree:
+        with ArchiveTree(path) as files:
             packed = [
-                info.filename for info in tree.files.values() if info.compress_type != zipfile.ZIP_STORED
+                info.filename for info in files.files.values() if info.compress_type != zipfile.ZIP_STORED
             ]
-            same = (
-                packed or map_same_structure(_ArchiveReader(tree, make_load_options(options)), plan, path)[1]
-            )
+            reader = _ArchiveReader(files, make_load_options(options))
+            same = packed or map_same_structure(reader, tree, plan, path, options).is_same
     except FormatError as error:
         raise FileTakenError(f"cannot create the archive {path}: {error}; remove it first") from error
     if not same or packed:
-        what = f"{packed[0]} is compressed" if packed else "batch sizes, names or values are others"
+        what = f"{packed[0]} is compressed" if packed else "batch sizes or names are others"
         raise FileTakenError(
             f"cannot create the archive {path}: of what is there, {what}; remove it first, or save() over it"
         )

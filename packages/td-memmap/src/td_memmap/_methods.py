@@ -186,7 +186,7 @@ def memmap_like(
     """Return a mapped, locked collection of the same structure whose files are sparse zeros, to be filled.
 
     The files take no space until they are written to. Filling them on a full disk kills the process; Python cannot
-    catch that error. If ``prefix`` has a save of the same structure, its content is kept. The arguments are those
+    catch that error. If ``prefix`` has a save of the same structure, its elements and values are kept. The arguments are those
     of :meth:`memmap`; ``copy_existing`` has no effect, since no element is copied.
 
     Raises:
