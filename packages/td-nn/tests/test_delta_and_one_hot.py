@@ -142,6 +142,9 @@ def test_one_hot_rsample_has_straight_through_gradients():
     drawn = made.rsample((5,))
     assert drawn.shape == (5, 2, 3)
     assert torch.equal(drawn.detach().unique(), torch.tensor([0.0, 1.0]))
+    torch.manual_seed(0)
+    relaxed = torch.distributions.RelaxedOneHotCategorical(torch.tensor(1.0), logits=LOGITS).rsample((5,))
+    assert torch.equal(drawn.argmax(-1), relaxed.argmax(-1))
     (drawn * torch.arange(3.0)).sum().backward()
     assert logits.grad.abs().sum() > 0
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict
+from td_core._python.settings import RULES
 from td_core.errors import StructureError, WorkerError
 
 FORK = {"num_workers": 2, "mp_start_method": "fork"}
@@ -201,6 +202,23 @@ class TestSeeds:
         make_td().map(add_noise, num_workers=0, generator=generator)
         assert torch.rand(1) == expected
 
+    @pytest.mark.parametrize("follows", [False, True])
+    def test_map_default_generator_is_kept_as_in_tensordict(
+        self, follows: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(RULES, "follows_tensordict", follows)
+        torch.manual_seed(5)
+        expected = torch.rand(1)
+        for call in (make_td().map, lambda *args, **kwargs: list(make_td().map_iter(*args, **kwargs))):
+            torch.manual_seed(5)
+            call(add_noise, num_workers=0)
+            assert (torch.rand(1) == expected) == follows
+
+    def test_map_as_in_tensordict_seeds_all_calls_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(RULES, "follows_tensordict", True)
+        first, second = (make_td().map(add_noise, num_workers=0)["noise"] for _ in range(2))
+        assert torch.equal(first, second)
+
 
 class TestMapIter:
     def test_map_iter_yields_results_in_order(self, way: Any) -> None:
@@ -218,6 +236,18 @@ class TestMapIter:
 
         assert sorted(order(0)) == list(range(1, 11))
         assert order(0) == order(0) != order(1)
+
+    def test_map_iter_shuffle_as_in_tensordict_uses_default_generator(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(RULES, "follows_tensordict", True)
+        torch.manual_seed(5)
+        expected = torch.randperm(10) + 1
+        torch.manual_seed(5)
+        parts = make_td().map_iter(
+            add_one, num_workers=0, chunksize=3, shuffle=True, generator=torch.Generator()
+        )
+        assert torch.equal(torch.cat([part["a"] for part in parts]), expected)
 
     def test_map_iter_keeps_random_state_between_results(self) -> None:
         torch.manual_seed(5)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributions as dist
 from torch.distributions import constraints
 
@@ -125,7 +125,9 @@ class OneHotCategorical(dist.Categorical):
     def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
         logits = self.logits.expand(torch.Size(sample_shape or ()) + self._param.shape)
-        return nn.functional.gumbel_softmax(logits, tau=1.0, hard=True)
+        relaxed: Tensor = dist.RelaxedOneHotCategorical(logits.new_ones(()), logits=logits).rsample()  # type: ignore[no-untyped-call]
+        hard = torch.zeros_like(relaxed).scatter(-1, relaxed.argmax(-1, keepdim=True), 1.0)
+        return hard - relaxed.detach() + relaxed
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-probability of vectors; the largest element of a vector is its category.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._python.settings import RULES
 from .._python.workers import run, run_task
 from .._tree.defaults import clone_detached
 from .._tree.dim_names import find_dims
@@ -69,7 +70,7 @@ def iter_results(
     """Iterate over the results of a function on chunks along a batch dim, see ``map_iter``."""
     place, workers, positions = _plan_chunks(node, dim, options)
     if shuffle:
-        generator = options.generator
+        generator = None if RULES.follows_tensordict else options.generator
         order = torch.randperm(
             node.batch_size[place], generator=generator, device=_get_generator_device(generator)
         )
@@ -149,8 +150,13 @@ def _run_chunks(
     options: Options,
 ) -> Iterator[Any]:
     """Call a function on each chunk, in the pool, in this process or in new workers; iterate over the results."""
-    drawn = torch.empty((), dtype=torch.int64, device=_get_generator_device(options.generator))
-    seed = int(drawn.random_(generator=options.generator))
+    generator = options.generator
+    if generator is None and RULES.follows_tensordict:
+        generator = (
+            torch.Generator()
+        )  # the caller's random numbers stay the same, and every call has the same seeds
+    drawn = torch.empty((), dtype=torch.int64, device=_get_generator_device(generator))
+    seed = int(drawn.random_(generator=generator))
     results: Iterator[object]
     call, tasks = partial(_call_task, fn, seed), enumerate(zip(chunks, outs))
     if options.pool is not None:
