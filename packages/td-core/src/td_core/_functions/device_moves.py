@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,12 +17,12 @@ from .._torch.kernels import PLAIN
 from .._tree.backends import get_backends
 from .._tree.buffers import has_memory
 from .._tree.components import move_to_meta
-from .._tree.defaults import type_error, unwrap_entry
+from .._tree.defaults import show_path, type_error, unwrap_entry
 from .._tree.devices import as_device, set_device_labels, wait_for
 from .._tree.locks import check_in_memory, check_unlocked_below
 from .._tree.node import Core, CoreT, identity
 from .._tree.stored_leaves import as_memory, is_stored
-from .._tree.walks import zip_walk
+from .._tree.walks import get_path, walk_levels, zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from ..typing import DeviceType, DtypeLike, NestedKey
 from .dtypes import CASTS, CastFilter, cast_some
@@ -171,6 +172,22 @@ def share_leaves(node: Core) -> None:
             leaf.share_memory_()
         except RuntimeError as error:
             raise rephrase_error(error, f"cannot share {describe_leaf(node, leaf)}: {error}") from error
+    path = _find_values(node)
+    if path is not None:
+        warnings.warn(
+            f"the values of {show_path(path)} are not shared: each process that receives the collection has a copy, in which "
+            "writes of others do not appear; memmap(share_non_tensor=True) shares them, and exclude(key) leaves them out",
+            stacklevel=3,
+        )
+
+
+def _find_values(node: Core) -> tuple[str, ...] | None:
+    """Return the key path of an entry that holds Python values, or None."""
+    for _, position, entries in walk_levels(node):
+        for key, child in entries.items():
+            if not isinstance(child, Tensor) and child._is_value and not child._leaves():
+                return get_path(position, key)
+    return None
 
 
 def get_device_to_sync(source: torch.device, target: torch.device) -> torch.device | None:

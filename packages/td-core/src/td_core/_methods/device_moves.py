@@ -106,7 +106,7 @@ class DeviceMixin(Core):
         """Move the leaves to shared memory, in place, and lock the collection; return self.
 
         Processes that receive the collection share its data, so its structure is fixed. Values that are not tensors are not
-        shared: each process has its own copy. ``memmap(share_non_tensor=True)`` shares them as well.
+        shared, and a warning names them: each process has its own copy. ``memmap(share_non_tensor=True)`` shares them as well.
 
         >>> td = TensorDict({"a": torch.zeros(2)}).share_memory_()
         >>> td.is_shared(), td.is_locked
