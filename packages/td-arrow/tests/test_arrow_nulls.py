@@ -73,14 +73,25 @@ def test_null_struct_makes_its_fields_null() -> None:
     assert found["n", "s"] == ["x", None]
 
 
-def test_null_list_and_null_element_of_list() -> None:
-    table = pa.table({"x": pa.array([[1, None], None, [3]], pa.list_(pa.int64()))})
+@pytest.mark.parametrize("lists", ["jagged", "padded"])
+def test_mask_of_null_lists_or_of_null_elements_but_not_of_both(lists: str) -> None:
+    def read(rows: list[Any], nulls: Any) -> TensorDict:
+        return from_arrow(pa.table({"x": pa.array(rows, pa.list_(pa.int64()))}), nulls=nulls, lists=lists)
+
     with pytest.raises(ValueError, match="column 'x': 1 of 3 values are null, the first in row 1"):
-        from_arrow(table, nulls="auto")
-    found = from_arrow(table, nulls="mask")
-    assert [part.tolist() for part in found["x"].unbind()] == [[1, 0], [], [3]]
-    mask = found["_mask", "x"]
-    assert [part.tolist() for part in mask.unbind()] == [[True, False], [], [True]]
+        read([[1], None, [3]], "auto")
+    assert read([[1], [], None], "mask")["_mask", "x"].tolist() == [True, True, False]
+    mask = read([[1, None], [], [3]], "mask")["_mask", "x"]
+    expected = [[True, False], [], [True]]
+    padded = [row + [False] * (2 - len(row)) for row in expected]
+    assert [part.tolist() for part in mask.unbind()] == (expected if lists == "jagged" else padded)
+    message = r"""'x' has lists that are null, the first in row 2, and nulls in lists, .* lists="values", or nulls="fill\""""
+    with pytest.raises(ValueError, match=message):
+        read([[1, None], [], None], "mask")
+    found = read([[1, None], [], None], "fill")["x"]
+    assert [part.tolist() for part in found.unbind()] == (
+        [[1, 0], [], []] if lists == "jagged" else [[1, 0], [0, 0], [0, 0]]
+    )
 
 
 def test_integers_beyond_floats_stay_exact() -> None:

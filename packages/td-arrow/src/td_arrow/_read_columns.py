@@ -178,6 +178,12 @@ class ColumnReader:
         values = self._for_items(nulls)._read_dense(inner, dense, path)
         item = self._arrange(path, values, lengths, dim)
         if path in nulls.masks:
+            if path in self.nulls.masks:  # a mask of the items cannot tell a null list from an empty one
+                row = int(self.nulls.masks[path].int().argmin())
+                raise ValueError(
+                    f"column {show_column(path)} has lists that are null, the first in row {row}, and "
+                    'nulls in lists, and a mask holds one of the two: pass lists="values", or nulls="fill" for this key'
+                )
             mask = self._arrange(path, nulls.masks[path], lengths, 1)
             self.nulls.masks[path] = mask.leaf if isinstance(mask, Padded) else mask
         return item

@@ -152,9 +152,8 @@ def _run_chunks(
     """Call a function on each chunk, in the pool, in this process or in new workers; iterate over the results."""
     generator = options.generator
     if generator is None and RULES.follows_tensordict:
-        generator = (
-            torch.Generator()
-        )  # the caller's random numbers stay the same, and every call has the same seeds
+        # tensordict seeds every call alike, and keeps the caller's random numbers.
+        generator = torch.Generator()
     drawn = torch.empty((), dtype=torch.int64, device=_get_generator_device(generator))
     seed = int(drawn.random_(generator=generator))
     results: Iterator[object]
