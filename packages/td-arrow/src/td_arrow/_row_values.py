@@ -143,7 +143,8 @@ def _without_nanoseconds(array: pa.Array) -> pa.Array:
         return array.cast(pa.timestamp("us", kind.tz) if types.is_timestamp(kind) else plain)
     except pa.ArrowInvalid as error:
         raise FormatError(
-            f'has the type {kind}, and Python has no type for nanoseconds: pass times="numbers"'
+            f"has the type {kind}, and Python has no type for nanoseconds: round them to "
+            'microseconds, or read the table with times="numbers"'
         ) from error
 
 

@@ -66,7 +66,7 @@ def test_construct_key_and_nested_key_below_it_raises():
     ("arguments", "error", "message"),
     [
         (({"a": torch.zeros(2)}, [3]), BatchSizeError, r"key 'a' has shape \[2\].*batch size \[3\]"),
-        (({"a": 1}, [3]), BatchSizeError, "a number has no dims, so expand it first"),
+        (({"a": 1}, [3]), BatchSizeError, r"torch.full\(\(3,\), 1\) has one number"),
         (({}, [-1]), BatchSizeError, r"no negative dim; got \[-1\]"),
         (({}, [np.int64(2), -1]), BatchSizeError, r"no negative dim; got \[2, -1\]"),
         (({}, "x"), BatchSizeError, "a batch size is an int or a sequence of ints"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,3 +85,22 @@ def test_changes_of_length_reach_only_the_list() -> None:
     items.append(2)
     del items[0]
     assert items == [2] and not td.written
+
+
+def test_sort_and_reverse_write_to_collection() -> None:
+    items = LinkedList([2, 3, 1], td=(td := Recorder()))
+    items.sort()
+    items.reverse()
+    items.sort(key=lambda item: -item, reverse=True)
+    assert td.written == [(slice(None), [1, 2, 3]), (slice(None), [3, 2, 1]), (slice(None), [1, 2, 3])]
+    assert items == [1, 2, 3]
+    alone = LinkedList([2, 1])
+    alone.sort()
+    assert alone == [1, 2]
+
+
+@pytest.mark.parametrize("compare", [operator.eq, operator.ne])
+def test_comparison_with_a_string_warns(compare: Callable[[object, object], bool]) -> None:
+    with pytest.warns(UserWarning, match=r"data\.get\(key\) == value"):
+        assert compare(LinkedList(["a", "b"]), "a") is (compare is operator.ne)
+    assert LinkedList(["a"]) == ["a"] != LinkedList(["b"])

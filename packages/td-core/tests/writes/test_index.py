@@ -130,6 +130,15 @@ class TestAssign:
         td[1] = {"new": {"level": torch.ones(2)}}
         assert td["new", "level"].tolist() == [[0, 0], [1, 1], [0, 0]]
 
+    @pytest.mark.parametrize("value", [7, torch.tensor(7)], ids=["number", "tensor"])
+    @pytest.mark.parametrize("index", [0, slice(0, 2), torch.tensor([True, False, True]), (0, 1)], ids=str)
+    def test_setitem_number_makes_new_keys(self, index: Any, value: Any) -> None:
+        td = TensorDict(batch_size=[3, 2])
+        td[index] = {"a": value, "n": {"b": value}}
+        expected = torch.zeros(3, 2, dtype=torch.int64)
+        expected[index] = 7
+        assert td["a"].equal(expected) and td["n", "b"].equal(expected)
+
     def test_setitem_locked_new_key_raises(
         self, make_dense: Any, snapshot: Any, assert_unchanged: Any
     ) -> None:

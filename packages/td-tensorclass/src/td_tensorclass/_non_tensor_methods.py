@@ -193,9 +193,12 @@ def to_node(
 
 def _list_rows(array: npt.NDArray[np.generic], batch_size: torch.Size) -> object:
     """Return the values of an array of text or dates that has one for each batch element; another array unchanged."""
-    if not batch_size or array.dtype.kind not in "USTMm" or array.shape[: len(batch_size)] != batch_size:
+    kind = array.dtype.kind
+    if not batch_size or kind not in "USTMmO" or array.shape[: len(batch_size)] != batch_size:
         return array
-    return array.tolist() if array.dtype.kind in "UST" else _list_dates(array)
+    if kind == "O" and not all(item is None or isinstance(item, (str, bytes)) for item in array.flat):
+        return array
+    return _list_dates(array) if kind in "Mm" else array.tolist()
 
 
 def _list_dates(array: npt.NDArray[Any]) -> object:

@@ -11,6 +11,7 @@ from torch import Tensor
 from td_core import LinkedList, TensorCollection
 from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
+    RULES,
     Keeper,
     Node,
     PrintedNode,
@@ -314,6 +315,12 @@ class NonTensorNode(ValueNode):
         right = other._nest_values(len(size)) if _holds_rows_of(self, other) else other
         results = [compare(a, b) for a, b in zip(self._expand_values(size), right._expand_values(size))]
         return torch.tensor(results, dtype=torch.bool, device=self._device or "cpu").view(size)
+
+    def __contains__(self, value: object) -> bool:
+        """Return True if one of the values equals this one; in a program of tensordict, whether it is a key or a member."""
+        if isinstance(value, Node) or RULES.follows_tensordict:
+            return super().__contains__(value)
+        return value in self._expand_values(self._batch_size)
 
     __eq__ = make_value_comparison("__eq__", "==")
     __ne__ = make_value_comparison("__ne__", "!=")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, SupportsIndex
+
+import torch
 
 from .._torch.private import pytree as torch_pytree
 from .public_names import set_module
@@ -13,8 +16,8 @@ from .public_names import set_module
 class LinkedList(list[Any]):
     """A list of the batch elements of a collection; assigning an item also writes it to the collection.
 
-    ``items[index] = value`` calls ``td[index] = value``. Operations that change the length, such as ``append``, change
-    only this list. ``tree_map`` treats it as a list and returns a plain list.
+    ``items[index] = value`` calls ``td[index] = value``. ``sort`` and ``reverse`` write too. Operations that change the
+    length, such as ``append``, change only this list. ``tree_map`` treats it as a list and returns a plain list.
 
     Args:
         values: the items.
@@ -44,6 +47,24 @@ class LinkedList(list[Any]):
         self._td[index] = value
         self._show(index, value)
 
+    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
+        """Sort the items in place, in the collection too, whose other entries keep their order."""
+        self[:] = sorted(self, key=key, reverse=reverse)
+
+    def reverse(self) -> None:
+        """Reverse the items in place, in the collection too, whose other entries keep their order."""
+        self[:] = self[::-1]
+
+    def __eq__(self, other: object) -> bool:
+        _warn_of_text(other)
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        _warn_of_text(other)
+        return super().__ne__(other)
+
+    __hash__ = None
+
     def _show(self, index: SupportsIndex | slice, value: Any) -> None:
         """Store a written value in this list. A nested LinkedList is kept, and its items are replaced."""
         if isinstance(index, slice):
@@ -66,6 +87,15 @@ class LinkedList(list[Any]):
 
     def __repr__(self) -> str:
         return f"LinkedList({super().__repr__()})"
+
+
+def _warn_of_text(other: object) -> None:
+    if isinstance(other, str) and not torch.compiler.is_compiling():
+        warnings.warn(
+            "no list equals a string: data.get(key) == value is the mask of a column of values, and of the values of a "
+            "tensorclass torch.tensor([x == value for x in column])",
+            stacklevel=3,
+        )
 
 
 def _flatten(items: LinkedList) -> tuple[list[object], None]:

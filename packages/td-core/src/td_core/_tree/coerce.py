@@ -175,7 +175,11 @@ def coerce(
             )
         leaf = entry
     if batch_size and get_lead(leaf, len(batch_size)) != batch_size:
-        hint = "" if isinstance(value, Tensor) else "; a number has no dims, so expand it first"
+        hint = (
+            ""
+            if isinstance(value, Tensor)
+            else f"; torch.full({tuple(batch_size)}, {value}) has one number for each element"
+        )
         raise BatchSizeError(
             f"{show_path(path)} has shape {list(leaf.shape)}, which does not start with the batch size "
             f"{list(batch_size)}{hint if leaf.ndim == 0 else _hint_at_value(value)}"

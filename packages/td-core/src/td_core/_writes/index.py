@@ -394,6 +394,8 @@ def as_new_rows(
     leaf = coerce(entry, torch.Size(), device, path) if isinstance(entry, _ARRAYS) else entry
     if not isinstance(leaf, Tensor) or type(leaf) in WRAPPED or leaf.is_nested:
         return coerce(entry, lead, device, path)
+    if leaf.ndim == 0:
+        return leaf.expand(lead)
     if dims == ANY:
         dims = len(lead) if leaf.shape[: len(lead)] == lead else more
     elif dims is not None:
