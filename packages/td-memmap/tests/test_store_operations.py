@@ -37,6 +37,7 @@ def test_open_maps_leaves_and_mode_decides_where_writes_go(mode: str, save: Path
     for open_save in (td_core.open, TensorDict.open):
         opened = open_save(str(save), mode=mode)
         assert isinstance(opened["a"], Tensor if save.suffix else MemoryMappedTensor)
+        assert opened.is_locked is (mode != "c")
         opened["a"][0] = 7
         assert opened["a"].tolist() == [7, 1, 2]
         assert td_core.load(save, mode="r")["a"].tolist() == ([7, 1, 2] if mode == "r+" else [0, 1, 2])

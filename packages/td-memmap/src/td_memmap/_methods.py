@@ -367,7 +367,7 @@ def open_memmap(
         verify=verify,
         strict=strict,
     )
-    return opened if keys is None else opened.lock_()
+    return opened if mode == "c" else opened.lock_()
 
 
 def create_memmap(
