@@ -80,7 +80,9 @@ def list_contents(match: re.Match[str]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
-    """Hook of mkdocs: list the contents of packages, and link the names in the text."""
+    """Hook of mkdocs: list the contents of packages, and link the names in the text; name overviews after their heading."""
+    if page.title == "Overview":
+        page.meta["title"] = markdown.partition("\n")[0].removeprefix("# ")
     if page.file.src_uri.startswith("reference/"):
         return re.sub(r"<!-- Names of (\w+). -->", list_contents, markdown)
     return SPAN.sub(link, markdown)

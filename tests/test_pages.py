@@ -51,6 +51,15 @@ def test_links_of_page_lead_to_files_and_headings(page: Path) -> None:
             assert anchor in list_anchors(target), link
 
 
+SITE = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
+
+
+@pytest.mark.parametrize("page", SITE, ids=[str(page.relative_to(ROOT)) for page in SITE])
+def test_code_of_page_fits_a_screen(page: Path) -> None:
+    for block in re.findall(r"^```.*?^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL):
+        assert max(map(len, block.splitlines())) <= 118, block
+
+
 def read_prose(page: str) -> str:
     """Return the text of a page without its code blocks, in one line."""
     text = re.sub(
