@@ -49,6 +49,46 @@ rows = [TensorDict(a=torch.full((2,), i), b={"c": torch.tensor(i)}) for i in ran
 batch = LazyStackedTensorDict.maybe_dense_stack(rows)
 print(type(batch).__name__, batch["a"].tolist(), batch["b", "c"].tolist(), len(list(batch)))
 """,
+    # TorchRL: chat templates ask which fields a message has, and texts of ragged stacks are read as lists.
+    "messages_of_tensorclass": """
+@tensorclass
+class Message:
+    role: str
+    content: str
+    calls: str | None = None
+@tensorclass
+class Turn:
+    message: Message | None = None
+    note: str | None = None
+talk = lazy_stack([Message(role="user", content="a"), Message(role="tool", content="b", calls="f")])
+print(talk.tolist(), talk[0].tolist(), talk[1].to_dict())
+print(Turn(message=talk[0]).tolist(), Turn().tolist(), TensorDict(x=NonTensorData(None)).tolist(), list(Turn(note="n").tolist()))
+""",
+    "values_and_nodes_have_no_form": """
+@tensorclass
+class Text:
+    prompt: str | None = None
+rows = [TensorDict(s="x", n=TensorDict(q="z"), t=torch.ones(2)), TensorDict(s="y", n=TensorDict(q="w"), t=torch.ones(3))]
+texts = lazy_stack([Text(prompt="a"), Text(prompt="b")])
+for form in ("as_list", "as_nested_tensor", "as_padded_tensor"):
+    for stack in (lazy_stack(rows), lazy_stack([lazy_stack(rows), lazy_stack(rows)])):
+        read = [stack.get(key, **{form: True}) for key in ("s", "n", ("n", "q"))]
+        print([(type(entry).__name__, list(entry.batch_size), entry.tolist()) for entry in read])
+        print(stack.get("zz", 3, **{form: True}))
+    print(list(texts.get("prompt", **{form: True})))
+print(len(lazy_stack(rows).get("t", as_list=True)), lazy_stack(rows).get("t", as_padded_tensor=True).tolist())
+""",
+    # tdhook: it takes what is shared as a place for results of other processes.
+    "shared_until_unlocked": """
+import pickle
+from multiprocessing.reduction import ForkingPickler
+make = lambda: TensorDict(a=torch.ones(3), n=TensorDict(b=torch.ones(3)))
+for data in (make(), make().share_memory_(), make().consolidate(), lazy_stack([make(), make()])):
+    received = pickle.loads(ForkingPickler.dumps(data))
+    print(type(data).__name__, received.is_shared(), received.clone().is_shared(), received.select("a").is_shared())
+for data in (make(), lazy_stack([make(), make()]), TensorDictParams(make())):
+    print(data.share_memory_().is_shared(), data["n"].is_shared(), data.unlock_().is_shared(), data["n"].is_shared())
+""",
     "samples_of_composite_without_gradient": """
 loc = torch.zeros(3, requires_grad=True)
 params = TensorDict(a=TensorDict(loc=loc, scale=torch.ones(3)))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._python.linked_list import LinkedList
+from .._python.settings import RULES
 from .._tree.coerce import coerce
 from .._tree.defaults import show_path
 from .._tree.keys import is_pair_key
@@ -120,12 +121,20 @@ def list_elements(
     if not node.batch_size:
         if not convert_nodes:
             return node
-        return node.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
+        found = node.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
+        # Chat templates ask which fields a message has.
+        return _leave_out_unset(node, found) if RULES.follows_tensordict else found
     items = [
         part.tolist(convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first)
         for part in node.unbind(0)
     ]
     return LinkedList(items, td=node) if as_linked_list else items
+
+
+def _leave_out_unset(node: Core, found: dict[str, object]) -> dict[str, object]:
+    """Leave the fields of a tensorclass that are not set out of a dict."""
+    entries = node._children()
+    return {key: value for key, value in found.items() if key in entries}
 
 
 def copy_to_tensordicts(root: Core, retain_none: bool) -> object:

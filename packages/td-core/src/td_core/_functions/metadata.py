@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._python.settings import RULES
 from .._tree.batch_sizes import infer_batch_sizes
 from .._tree.components import get_parts
 from .._tree.defaults import get_parent, has_lazy_stack, missing_key_error, show_path, unwrap_entry
@@ -84,6 +85,12 @@ def has_shared_leaves(node: Core) -> bool:
         return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
     except NotImplementedError:
         return False  # torch cannot check a sparse leaf, which has no storage
+
+
+def is_shared(node: Core) -> bool:
+    """Return True if all leaves are in shared memory; in programs of tensordict, also the collection must be locked."""
+    # There, what share_memory_() has locked is shared, and what a process received or unlock_() was called on is not.
+    return has_shared_leaves(node) and (node.is_locked or not RULES.follows_tensordict)
 
 
 def is_contiguous(node: Core) -> bool:

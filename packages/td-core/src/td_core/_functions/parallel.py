@@ -17,6 +17,7 @@ from .._tree.dim_names import find_dims
 from .._tree.node import Core
 from .._tree.views import is_leaf_or_value
 from .joining import cat, stack
+from .metadata import has_shared_leaves
 from .operands import write_result
 
 
@@ -197,7 +198,7 @@ def _detach_chunk(chunk: Any) -> object:
 
 def _is_visible_to_workers(td: Core) -> bool:
     """Return True if all leaves are in shared memory or memory-mapped, so that other processes see writes."""
-    return td.is_shared() or (hasattr(td, "is_memmap") and td.is_memmap())
+    return has_shared_leaves(td) or (hasattr(td, "is_memmap") and td.is_memmap())
 
 
 def _import_tqdm() -> Any:

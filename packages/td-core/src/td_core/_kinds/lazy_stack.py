@@ -29,7 +29,7 @@ from .._tree.devices import as_device
 from .._tree.dim_names import check_tails, name_stack_dim, names_of_stack, refuse_repeated, set_batch_size
 from .._tree.locks import check_no_entry, check_unlocked
 from .._tree.node import FACTORIES, Child, Core, make_dense
-from .._tree.ragged import convert_form, find_holders, list_member_entries, make_ragged_error
+from .._tree.ragged import convert_form, find_holders, has_no_form, list_member_entries, make_ragged_error
 from .._tree.stored_leaves import index_leaves
 from .._tree.views import StackedEntries
 from .._tree.walks import visit
@@ -324,7 +324,8 @@ class LazyStackedTensorDict(LazyStackOps, metaclass=ABCMeta):
                 default = None if default is NOT_GIVEN else default
                 if results is None and default is NO_DEFAULT:
                     return get_default(self, key, default)
-                return convert_form(key, results, self._stack_dim, default, **form)
+                if not has_no_form(results):
+                    return convert_form(key, results, self._stack_dim, default, **form)
             args = () if default is NOT_GIVEN else (default,)
         elif type(key) is str and len(args) < 2:
             try:

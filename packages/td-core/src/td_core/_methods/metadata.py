@@ -14,9 +14,9 @@ from .._functions.metadata import (
     drop_duplicates,
     find_entry_class,
     get_entry_shape,
-    has_shared_leaves,
     infer_device_labels,
     is_contiguous,
+    is_shared,
     list_addresses,
     measure_depth,
     refine_left_names,
@@ -226,7 +226,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1}).is_shared()
         False
         """
-        return has_shared_leaves(self)
+        return is_shared(self)
 
     def is_empty(self) -> bool:
         """Return True if the collection has no leaf at any depth.

@@ -137,6 +137,11 @@ def get_member_entry(member: Any, key: NestedKey, form: dict[str, object]) -> ob
         ) from error
 
 
+def has_no_form(entries: list[Any] | None) -> bool:
+    """Return True if the entries of members are nodes, which programs of tensordict read as without a form."""
+    return RULES.follows_tensordict and bool(entries) and isinstance(entries[0], Core)
+
+
 def convert_form(
     key: NestedKey,
     entries: list[Any] | None,
