@@ -141,6 +141,56 @@ print(Delta(at, batch_shape=(3,)).log_prob(at).shape, Delta(torch.zeros(3), batc
 dist = TruncatedNormal(torch.zeros(3), torch.ones(3), -1.0, 1.0, validate_args=False)
 print(dist.log_prob(torch.tensor([1.0001, -2.0, 0.5])))
 """,
+    "keys_that_a_program_appends_to": """
+module = nn.TensorDictModule(lambda x, y: (x + y, x - y), ["x"], ["sum"])
+module.in_keys.append("y")
+module.out_keys += ["difference"]
+module.out_keys.append("rest")
+module.out_keys.pop()
+result = module(TensorDict(x=torch.ones(1), y=torch.ones(1)))
+print(module.in_keys, module.out_keys, result["sum"], result["difference"])
+class Reads(nn.TensorDictModuleBase):
+    def __init__(self):
+        super().__init__()
+        self.in_keys, self.out_keys = ["a"], []
+        self.out_keys.append("b")
+    @nn.dispatch
+    def forward(self, tensordict):
+        return tensordict.set("b", tensordict["a"])
+print(Reads().out_keys, Reads()(torch.ones(1)))
+wrapper = nn.TensorDictModuleWrapper(nn.TensorDictModule(abs, ["x"], ["y"]))
+wrapper.out_keys = ["z"]
+print(wrapper.td_module.out_keys, wrapper(TensorDict(x=torch.ones(1)))["z"])
+""",
+    "switches_of_worker_threads": """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(1) as pool:
+    def read():
+        return [nn.interaction_type(), nn.skip_existing(), nn.composite_lp_aggregate(), lazy_legacy(), list_to_stack()]
+    print(pool.submit(read).result())
+    with nn.set_interaction_type("mean"), nn.set_skip_existing(True), nn.set_composite_lp_aggregate(True):
+        with set_lazy_legacy(True), set_list_to_stack(False):
+            print(pool.submit(read).result(), read())
+            with nn.set_interaction_type("mode", thread_local=True):
+                print(pool.submit(read).result(), read())
+    print(pool.submit(read).result())
+    set_lazy_legacy(True).set()
+    print(pool.submit(read).result())
+    set_lazy_legacy(False).set()
+""",
+    "inputs_of_dispatch_that_are_not_tensors": """
+@nn.dispatch(source=["a", "b"], dest=["size"])
+def measure(tensordict):
+    return tensordict.set("size", torch.zeros((*tensordict.batch_size, 1)))
+for other in ("text", None, [1, 2, 3], ["x", "y", "z"], 3, {"c": torch.zeros(3)}, object(), torch.zeros(3)):
+    print(measure(a=torch.zeros(3, 2), b=other).shape)
+""",
+    "module_without_outputs_under_set_skip_existing": """
+calls = []
+with nn.set_skip_existing(True):
+    nn.TensorDictModule(calls.append, ["a"], [])(TensorDict(a=torch.zeros(1)))
+print(calls)
+""",
 }
 
 PROGRAM = """

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from td_core import TensorDict
+from td_core.spi import RULES
 from td_nn import MissingKeyError, TensorDictModule, TensorDictModuleBase, TensorDictSequential, dispatch
 from td_nn._switches import set_dispatch
 
@@ -224,3 +225,14 @@ def test_dispatch_defaults_are_class_attributes():
         "in_keys",
         "out_keys",
     )
+
+
+@pytest.mark.parametrize("other", ["text", None, torch.zeros(3, 2, 1), object()])
+def test_program_of_tensordict_infers_batch_size_of_tensors(other, monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+
+    @dispatch(source=["a", "b"], dest=["size"])
+    def measure(tensordict):
+        return tensordict.set("size", torch.zeros((*tensordict.batch_size, 1)))
+
+    assert measure(torch.zeros(3, 2), b=other).shape == (3, 2, 1)

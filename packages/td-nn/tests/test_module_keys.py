@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from td_core import TensorDict
+from td_core.spi import RULES
 from td_nn import (
     ModuleKeysError,
     SelectionError,
@@ -343,3 +344,58 @@ def test_selected_tuple_that_is_a_key_is_one_key():
     assert seq.out_keys == [("n", "b")]
     with pytest.raises(SelectionError, match="'a', 'b'"):
         TensorDictSequential(seq, selected_out_keys=("a", "b"))
+
+
+class _Declaring(TensorDictModuleBase):
+    in_keys: ClassVar = ["x"]
+    out_keys: ClassVar = ["y"]
+
+    def forward(self, tensordict):
+        return tensordict
+
+
+class _Assigning(TensorDictModuleBase):
+    def __init__(self):
+        super().__init__()
+        self.in_keys, self.out_keys = ["x"], ["y"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TensorDictModule(abs, ["x"], ["y"]),
+        lambda: TensorDictModule(abs, ["x"], ["z", "y"]).select_out_keys("y"),
+        lambda: TensorDictModuleWrapper(TensorDictModule(abs, ["x"], ["y"])),
+        lambda: TensorDictSequential(TensorDictModule(abs, ["x"], ["y"])),
+        _Declaring,
+        _Assigning,
+    ],
+)
+def test_keys_in_program_of_tensordict_are_the_list_of_the_module(make, monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    module, other = make(), make()
+    module.in_keys.append("more")
+    module.out_keys.insert(0, "first")
+    assert (module.in_keys, module.out_keys) == (["x", "more"], ["first", "y"])
+    assert (other.in_keys, other.out_keys) == (["x"], ["y"])
+    module.in_keys = ["z"]
+    assert module.in_keys == ["z"]
+
+
+def test_module_of_program_of_tensordict_reads_and_writes_changed_keys(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    module = TensorDictModule(lambda x, y: (x + y, x - y), ["x"], ["sum"])
+    module.in_keys.append("y")
+    module.out_keys.append("difference")
+    result = module(TensorDict(x=torch.tensor(3), y=torch.tensor(1)))
+    assert (result["sum"], result["difference"]) == (4, 2)
+    assert [int(value) for value in module(x=torch.tensor(3), y=torch.tensor(1))] == [4, 2]
+
+
+def test_out_keys_assigned_to_wrapper_in_program_of_tensordict_are_written(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    wrapper = TensorDictModuleWrapper(TensorDictModule(abs, ["x"], ["y"]))
+    wrapper.out_keys = ["z"]
+    wrapper.in_keys = ["other"]
+    assert (wrapper.td_module.out_keys, wrapper.td_module.in_keys) == (["z"], ["x"])
+    assert wrapper(TensorDict(x=-torch.ones(1)))["z"] == 1

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from td_core import TensorDict
+from td_core.spi import RULES
 from td_nn import (
     InteractionType,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
+    composite_lp_aggregate,
     dispatch,
     interaction_type,
+    set_composite_lp_aggregate,
     set_interaction_type,
     set_skip_existing,
     skip_existing,
@@ -208,3 +212,44 @@ def test_switch_block_that_raises_restores_mode():
     with pytest.raises(ZeroDivisionError, match="from"), set_skip_existing(["y"]):
         raise ZeroDivisionError(f"from {skip_existing()}")
     assert skip_existing() is False
+
+
+@pytest.mark.parametrize(
+    ("switch", "read"),
+    [
+        (lambda **options: set_skip_existing(True, **options), skip_existing),
+        (lambda **options: set_interaction_type("mode", **options), interaction_type),
+        (lambda **options: set_composite_lp_aggregate(True, **options), composite_lp_aggregate),
+    ],
+)
+@pytest.mark.parametrize("decorates", [False, True])
+def test_switch_in_program_of_tensordict_changes_all_threads(switch, read, decorates, monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    before = read()
+    with ThreadPoolExecutor(1) as early:
+        assert early.submit(read).result() == before
+
+        def look():
+            with ThreadPoolExecutor(1) as late:
+                return read(), early.submit(read).result(), late.submit(read).result()
+
+        def look_in_block(chosen):
+            if decorates:
+                return chosen(lambda self, tensordict: look())(None, None)
+            with chosen.clone():
+                return look()
+
+        set_to = look_in_block(switch())
+        assert set_to[0] != before
+        assert set_to == (set_to[0],) * 3
+        assert look() == (before, before, before)
+        with switch(thread_local=True):
+            assert look() == (set_to[0], before, before)
+            assert look_in_block(switch()) == (set_to[0], before, before)
+        assert look() == (before, before, before)
+
+
+def test_module_without_outputs_in_program_of_tensordict_is_skipped(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    assert runs(TensorDict(x=ONE), out_keys=()) == 0
+    assert runs(TensorDict(x=ONE), out_keys=(), mode=False) == 1

@@ -129,6 +129,7 @@ class set_lazy_legacy(Switch):  # noqa: N801  named as in tensordict
     """
 
     _name = "stacks_lazily"
+    _reaches_threads = True
 
     def __init__(self, mode: bool) -> None:
         super().__init__(bool(mode))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from td_core import (
     set_get_defaults_to_none,
     set_printoptions,
 )
-from td_core._python.settings import Switch
+from td_core._python.settings import RULES, Switch
 from td_core.errors import KeyPathError
 
 
@@ -189,3 +190,30 @@ def test_set_printoptions_changes_given_options(options: dict[str, Any], expecte
 def test_set_printoptions_unknown_option_raises() -> None:
     with pytest.raises(TypeError, match=r"has no option \['color'\]; there are \['compact', "):
         set_printoptions(color=True)
+
+
+def test_switch_that_reaches_threads_does_so_in_program_of_tensordict(monkeypatch):
+    class Settings(Switch.Settings):
+        def __init__(self):
+            self.level = 0
+            super().__init__()
+
+    class set_level(Switch):  # noqa: N801
+        _settings = Settings()
+        _name = "level"
+        _reaches_threads = True
+
+    def read():
+        return set_level._settings.level
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(read).result() == 0
+        with set_level(1):
+            assert (read(), pool.submit(read).result()) == (1, 0)
+        monkeypatch.setattr(RULES, "follows_tensordict", True)
+        with set_level(2):
+            with ThreadPoolExecutor(1) as later:
+                assert (read(), pool.submit(read).result(), later.submit(read).result()) == (2, 2, 2)
+        assert (read(), pool.submit(read).result()) == (0, 0)
+        pool.submit(set_level(3).set).result()
+        assert read() == 3

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
+
+from td_core.spi import Switch
 
 from ._switches import ModuleSwitch, _is_on
 
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
 
-class _Aggregation(threading.local):
+class _Aggregation(Switch.Settings):
     """Mode of the current thread; None outside of blocks, where the default of the process applies."""
 
     default: ClassVar[bool] = _is_on("COMPOSITE_LP_AGGREGATE", False)
 
     def __init__(self) -> None:
-        self.entered: list[object] = []
         self.composite_lp_aggregate: bool | None = None
+        super().__init__()
 
 
 AGGREGATION = _Aggregation()
@@ -38,7 +39,7 @@ class set_composite_lp_aggregate:  # noqa: N801  tensordict's spelling
 
     Args:
         mode: True sums over the components and their event dims; False, and None, keeps one entry per component.
-        thread_local: has no effect: a block never changes another thread.
+        thread_local: has no effect: a block never changes another thread, except in programs of tensordict.
 
     >>> with set_composite_lp_aggregate(True):
     ...     composite_lp_aggregate()
@@ -47,7 +48,8 @@ class set_composite_lp_aggregate:  # noqa: N801  tensordict's spelling
 
     def __init__(self, mode: bool | None = True, *, thread_local: bool = False) -> None:
         self._mode = bool(mode)
-        self._block = _AggregateBlock(self._mode)
+        self._thread_local = thread_local
+        self._block = _AggregateBlock(self._mode, thread_local)
         self._before_set: bool | None = None
 
     def set(self) -> None:
@@ -79,7 +81,7 @@ class set_composite_lp_aggregate:  # noqa: N801  tensordict's spelling
         ...     composite_lp_aggregate()
         True
         """
-        return set_composite_lp_aggregate(self._mode)
+        return set_composite_lp_aggregate(self._mode, thread_local=self._thread_local)
 
     def __enter__(self) -> None:
         self._block.__enter__()

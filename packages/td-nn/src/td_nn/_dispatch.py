@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from td_core import KeyPathError, TensorCollection, TensorDict
+from td_core.spi import RULES
 from td_core.typing import NestedKey
 
 from ._module_base import TensorDictModuleBase, show_module
@@ -152,7 +153,14 @@ class dispatch:  # noqa: N801  a decorator
                     f"the keyword {name} stands for two inputs, {taken[name]!r} and {key!r}; give a collection, or another "
                     "separator to dispatch"
                 )
-        size = share_dims([_size_of(value) for value in values.values()]) if self.auto_batch_size else NO_SIZE
+        size = NO_SIZE
+        if self.auto_batch_size:
+            if RULES.follows_tensordict and not all(isinstance(value, Tensor) for value in values.values()):
+                size = (
+                    TensorDict(values).auto_batch_size_().batch_size
+                )  # that of the entries which values become
+            else:
+                size = share_dims([_size_of(value) for value in values.values()])
         return TensorDict(values, batch_size=size), args[len(in_keys) :], kwargs
 
 

@@ -48,7 +48,7 @@ class set_interaction_type(ModuleSwitch):  # noqa: N801  tensordict's spelling
 
     Args:
         type: an interaction type or its name in any case; None leaves the choice to each module.
-        thread_local: has no effect: a block never changes another thread.
+        thread_local: has no effect: a block never changes another thread, except in programs of tensordict.
 
     Raises:
         ValueError: the type does not exist.
@@ -66,7 +66,7 @@ class set_interaction_type(ModuleSwitch):  # noqa: N801  tensordict's spelling
         *,
         thread_local: bool = False,
     ) -> None:
-        super().__init__(None if type is None else InteractionType(type))
+        super().__init__(None if type is None else InteractionType(type), thread_local)
 
     def clone(self) -> set_interaction_type:
         """Return a new switch with the same type.
@@ -74,7 +74,7 @@ class set_interaction_type(ModuleSwitch):  # noqa: N801  tensordict's spelling
         >>> set_interaction_type("mean").clone() is None
         False
         """
-        return set_interaction_type(self._value)
+        return set_interaction_type(self._value, thread_local=not self._reaches_threads)
 
 
 def interaction_type() -> InteractionType | None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Union
 from torch import Tensor
 
 from td_core import KeyPathError, TensorCollection, TensorDict, unravel_key
+from td_core.spi import RULES
 from td_core.typing import NestedKey
 
 from .module_errors import ModuleKeysError
@@ -193,15 +194,15 @@ def _is_whole(cls: type) -> bool:
 class Declaring(Protocol):
     """A module whose keys are :class:`DeclaredKeys`."""
 
-    _all_in_keys: tuple[Key, ...] | None
-    _all_out_keys: tuple[Key, ...] | None
+    _all_in_keys: Sequence[Key] | None
+    _all_out_keys: Sequence[Key] | None
 
 
 class DeclaredKeys:
     """Descriptor of ``in_keys`` or ``out_keys``: the keys of the instance, else those that its class declares.
 
-    Reading returns a new list, so only an assignment changes the keys of a module. Like a property, it has ``getter`` and
-    ``setter``, for subclasses that replace one of the two.
+    Reading returns a new list, so only an assignment changes the keys of a module. Programs of tensordict get the list of the
+    module, which they may change. Like a property, it has ``getter`` and ``setter``, for subclasses that replace one of the two.
     """
 
     def __init__(self, name: str) -> None:
@@ -209,7 +210,7 @@ class DeclaredKeys:
         self.kept = f"_all_{name}"
         self.selected = f"_selected_{name}"
 
-    def every(self, instance: Declaring) -> tuple[Key, ...] | None:
+    def every(self, instance: Declaring) -> Sequence[Key] | None:
         """Return all keys of an instance, selected or not; None if there are none yet."""
         return instance._all_in_keys if self.name == "in_keys" else instance._all_out_keys
 
@@ -226,7 +227,12 @@ class DeclaredKeys:
             keys = instance.__dict__.get(f"_{self.name}_apparent", instance.__dict__.get(f"_{self.name}"))
         if keys is None:
             raise AttributeError(f"{type(instance).__name__!r} object has no attribute {self.name!r}")
-        return list(keys)
+        if not RULES.follows_tensordict:
+            return list(keys)
+        if not isinstance(keys, list):
+            keys = list(keys)
+            instance.__dict__[self.selected if self.selected in instance.__dict__ else self.kept] = keys
+        return keys
 
     def __set__(self, instance: Any, keys: Any) -> None:
         instance.__dict__[self.kept] = as_keys(keys, self.name)
@@ -253,12 +259,21 @@ class DeclaredKeys:
 
 
 class FollowedKeys(DeclaredKeys):
-    """Descriptor that returns the keys of the wrapped module until others are assigned."""
+    """Descriptor that returns the keys of the wrapped module until others are assigned.
 
-    def every(self, instance: Any) -> tuple[Key, ...] | None:
+    In programs of tensordict, assigned ``out_keys`` are those of the wrapped module, which writes them.
+    """
+
+    def every(self, instance: Any) -> Sequence[Key] | None:
         """Return the assigned keys, or the keys of the wrapped module."""
         keys = super().every(instance)
-        return tuple(getattr(instance.td_module, self.name)) if keys is None else keys
+        return getattr(instance.td_module, self.name) if keys is None else keys
+
+    def __set__(self, instance: Any, keys: Any) -> None:
+        if self.name == "out_keys" and RULES.follows_tensordict:
+            instance.td_module.out_keys = keys
+        else:
+            super().__set__(instance, keys)
 
 
 def declare_keys(owner: type, names: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """Switches of modules: context managers that change a setting of the current thread and restore it.
 
-A module reads the settings in each call, so for speed they are plain attributes of one ``threading.local``.
+A module reads the settings in each call, so for speed they are plain attributes of one ``Switch.Settings``.
 """
 
 from __future__ import annotations
@@ -8,26 +8,25 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import threading
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any, TypeVar, cast
 
 from torch import nn
 
 from td_core import TensorCollection
-from td_core.spi import Switch
+from td_core.spi import RULES, Switch
 
 from ._module_keys import SINK, Key, as_keys
 
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
 
-class _State(threading.local):
+class _State(Switch.Settings):
     def __init__(self) -> None:
-        self.entered: list[object] = []
         self.skip_existing: bool | list[Key] = False
         self.dispatches: bool = DISPATCHES
         self.interaction_type: Any = None
+        super().__init__()
 
 
 def _is_on(name: str, default: bool) -> bool:
@@ -45,9 +44,16 @@ STATE = _State()
 
 
 class ModuleSwitch(Switch):
-    """A switch of modules. A block changes the current thread only, even with ``thread_local=False``."""
+    """A switch of modules. A block changes the current thread only, even with ``thread_local=False``.
+
+    In a program of tensordict, ``thread_local=False`` changes all threads, as programs with worker threads expect.
+    """
 
     _settings = STATE
+
+    def __init__(self, value: Any, thread_local: bool = False) -> None:
+        super().__init__(value)
+        self._reaches_threads = not thread_local
 
 
 class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
@@ -61,7 +67,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
             None uses the mode of the block around the call.
         in_key_attr: name of the attribute that lists the keys which the decorated module reads.
         out_key_attr: name of the attribute that lists the keys which it writes.
-        thread_local: has no effect: a block never changes another thread.
+        thread_local: has no effect: a block never changes another thread, except in programs of tensordict.
 
     Raises:
         RuntimeError: the mode of a block is None.
@@ -88,7 +94,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
             mode = list(as_keys(mode, "mode"))
         elif not (mode is None or isinstance(mode, bool)):
             raise TypeError(f"set_skip_existing() takes True, False, keys or None; got {mode!r}")
-        super().__init__(mode)
+        super().__init__(mode, thread_local)
         self.in_key_attr = in_key_attr
         self.out_key_attr = out_key_attr
 
@@ -98,7 +104,8 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
         >>> set_skip_existing(False).clone() is None
         False
         """
-        return type(self)(self._value, self.in_key_attr, self.out_key_attr)
+        local = not self._reaches_threads
+        return type(self)(self._value, self.in_key_attr, self.out_key_attr, thread_local=local)
 
     def __enter__(self) -> None:
         if self._value is None:
@@ -144,8 +151,11 @@ def skip_existing() -> bool | list[Key]:
 def has_outputs(
     mode: bool | list[Key], tensordict: TensorCollection, in_keys: Sequence[Key], out_keys: Sequence[Key]
 ) -> bool:
-    """Return True if a module can be skipped because the collection has all keys that it writes."""
-    if not out_keys or mode is False:
+    """Return True if a module can be skipped because the collection has all keys that it writes.
+
+    A module that writes nothing is skipped in programs of tensordict only.
+    """
+    if mode is False or not (out_keys or RULES.follows_tensordict):
         return False
     present = tensordict.keys(True)
     for key in out_keys:

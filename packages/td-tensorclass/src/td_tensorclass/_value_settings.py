@@ -5,16 +5,14 @@ A setting is used as a context manager, as a decorator or, with ``set()``, for t
 
 from __future__ import annotations
 
-import threading
-
 from td_core.spi import Switch
 
 
-class _State(threading.local):
+class _State(Switch.Settings):
     def __init__(self) -> None:
-        self.entered: list[object] = []
         self.list_to_stack: bool | None = None
         self.capture_non_tensor_stack: bool | None = None
+        super().__init__()
 
 
 _state = _State()
@@ -22,6 +20,7 @@ _state = _State()
 
 class _Switch(Switch):
     _settings = _state
+    _reaches_threads = True
 
     def __init__(self, mode: bool) -> None:
         if not isinstance(mode, bool):

@@ -11,7 +11,9 @@ import inspect
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
+
+import torch
 
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
@@ -61,16 +63,41 @@ class Rules:
 RULES = Rules()
 
 
-class _Settings(threading.local):
+class ThreadSettings(threading.local):
+    """Base of settings that each thread has for itself; :meth:`set_everywhere` changes one in all threads.
+
+    A subclass sets its attributes in ``__init__``, and then calls that of this class.
+    """
+
+    #: The settings that were changed everywhere, and the attributes of each thread by its number.
+    _everywhere: ClassVar[dict[str, Any]]
+    _threads: ClassVar[dict[int, dict[str, Any]]]
+
+    def __init_subclass__(cls) -> None:
+        cls._everywhere, cls._threads = {}, {}
+
     def __init__(self) -> None:
         #: The active switches, each with the value to restore.
         self.entered: list[tuple[object, Any]] = []
+        vars(self).update(self._everywhere)
+        self._threads[threading.get_ident()] = vars(self)
+
+    def set_everywhere(self, name: str, value: object) -> None:
+        """Change a setting in all threads, and in those that start later."""
+        self._everywhere[name] = value
+        for settings in list(self._threads.values()):
+            settings[name] = value
+
+
+class _Settings(ThreadSettings):
+    def __init__(self) -> None:
         self.print_options: dict[str, object] = dict(_PRINT_OPTIONS)
         if RULES.follows_tensordict:
             self.print_options.update(_PRINT_OPTIONS_OF_TENSORDICT)
         self.get_defaults_to_none = True
         #: Whether ``stack`` makes lazy stacks, as programs of tensordict ask for; None if that was never set.
         self.stacks_lazily: bool | None = None
+        super().__init__()
 
 
 SETTINGS = _Settings()
@@ -79,24 +106,43 @@ SETTINGS = _Settings()
 class Switch:
     """Base of context managers and decorators that change one setting of the current thread.
 
+    In a program of tensordict, a switch whose ``_reaches_threads`` is True changes the setting of all threads.
+
     A decorated generator or coroutine runs with the changed setting; code that runs while it is suspended sees the
-    previous one. A subclass in another package sets its own ``_settings``: a ``threading.local`` with the attribute
-    ``_name`` and an empty list ``entered``.
+    previous one. A subclass in another package sets its own ``_settings``, of a subclass of ``Switch.Settings``
+    with the attribute ``_name``.
 
     >>> with set_printoptions(sort_keys=None):
     ...     get_printoptions()["sort_keys"] is None
     True
     """
 
+    Settings = ThreadSettings
+
     _settings: Any = SETTINGS
     _name: str
+    _reaches_threads = False
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def set(self) -> None:
         """Change the setting permanently."""
-        setattr(self._settings, self._name, self._value)
+        self._write(self._value)
+
+    def _write(self, value: object) -> None:
+        if RULES.follows_tensordict and self._reaches_all():
+            self._settings.set_everywhere(self._name, value)
+        else:
+            setattr(self._settings, self._name, value)
+
+    def _reaches_all(self) -> bool:
+        """Return True if a change reaches all threads: outside of blocks of this thread, and of graphs."""
+        return (
+            self._reaches_threads
+            and not torch.compiler.is_compiling()
+            and all(each._reaches_threads or each._name != self._name for each, _ in self._settings.entered)
+        )
 
     def __enter__(self) -> None:
         self._settings.entered.append((self, getattr(self._settings, self._name)))
@@ -109,7 +155,7 @@ class Switch:
         position = len(entered) - 1
         while entered[position][0] is not self:
             position -= 1
-        setattr(self._settings, self._name, entered.pop(position)[1])
+        self._write(entered.pop(position)[1])
 
     def __call__(self, fn: FnT) -> FnT:
         """Wrap ``fn`` so that the setting is changed while it runs.
@@ -148,7 +194,7 @@ class Switch:
         try:
             return fn(*args, **kwargs)
         finally:
-            setattr(self._settings, self._name, before)
+            self._write(before)
 
     def _run_steps(self, running: Any) -> Any:
         """Run a generator or coroutine, and change the setting during each step."""
