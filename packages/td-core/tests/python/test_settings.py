@@ -198,7 +198,7 @@ def test_switch_that_reaches_threads_does_so_in_program_of_tensordict(monkeypatc
             self.level = 0
             super().__init__()
 
-    class set_level(Switch):  # noqa: N801
+    class set_level(Switch):
         _settings = Settings()
         _name = "level"
         _reaches_threads = True
@@ -211,9 +211,8 @@ def test_switch_that_reaches_threads_does_so_in_program_of_tensordict(monkeypatc
         with set_level(1):
             assert (read(), pool.submit(read).result()) == (1, 0)
         monkeypatch.setattr(RULES, "follows_tensordict", True)
-        with set_level(2):
-            with ThreadPoolExecutor(1) as later:
-                assert (read(), pool.submit(read).result(), later.submit(read).result()) == (2, 2, 2)
+        with set_level(2), ThreadPoolExecutor(1) as later:
+            assert (read(), pool.submit(read).result(), later.submit(read).result()) == (2, 2, 2)
         assert (read(), pool.submit(read).result()) == (0, 0)
         pool.submit(set_level(3).set).result()
         assert read() == 3
