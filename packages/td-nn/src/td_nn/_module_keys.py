@@ -194,8 +194,8 @@ def _is_whole(cls: type) -> bool:
 class Declaring(Protocol):
     """A module whose keys are :class:`DeclaredKeys`."""
 
-    _all_in_keys: Sequence[Key] | None
-    _all_out_keys: Sequence[Key] | None
+    _all_in_keys: tuple[Key, ...] | None
+    _all_out_keys: tuple[Key, ...] | None
 
 
 class DeclaredKeys:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
+from typing_extensions import TypeAlias
 
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
@@ -117,7 +118,7 @@ class Switch:
     True
     """
 
-    Settings = ThreadSettings
+    Settings: TypeAlias = ThreadSettings
 
     _settings: Any = SETTINGS
     _name: str
