@@ -11,10 +11,9 @@ import inspect
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import torch
-from typing_extensions import TypeAlias
 
 FnT = TypeVar("FnT", bound=Callable[..., object])
 
