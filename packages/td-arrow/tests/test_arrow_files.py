@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
+import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +280,37 @@ def test_verify_finds_a_flipped_bit(td: TensorDict, suffix: str, tmp_path: Path)
     path.write_bytes(content)
     report = verify(path)
     assert [problem.file for problem in report.problems] == ["'v'"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_load_with_verify_finds_a_flipped_bit_of_the_schema(suffix: str, tmp_path: Path) -> None:
+    saved = TensorDict({"id": torch.arange(3), "w": torch.ones(3, 2, dtype=torch.bfloat16)}, [3])
+    path = tmp_path / f"x{suffix}"
+    save(saved, path, checksums=True)
+    assert (verify(path).files, verify(path).hashed) == (1, 1 if suffix == ".parquet" else 3)
+    content = path.read_bytes()
+    places = [
+        match.start()
+        for word in (b"ARROW:schema", b"td[.]hash", b"id", b"bf")
+        for match in re.finditer(word, content)
+    ]
+    for place in places:
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with contextlib.suppress(FormatError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert_same(load_any(path, verify=True), saved)
+    path.write_bytes(content.replace(b"ARROW:schema", b"ARROW:schemb").replace(b"bfloat16", b"bfloat17"))
+    assert [problem.file for problem in verify(path).problems][:1] == [path.name]
+
+
+def test_files_of_a_directory_have_the_hash_of_the_schema(td: TensorDict, tmp_path: Path) -> None:
+    save(td, tmp_path / "x", format="parquet", max_rows_per_file=4, checksums=True)
+    append(td, tmp_path / "x")
+    report = verify(tmp_path / "x")
+    assert (report.ok, report.files, report.hashed) == (True, 4, 4)
+    with TableWriter(tmp_path / "y.parquet", checksums=True) as writer:
+        writer.write(td)
+    assert verify(tmp_path / "y.parquet").hashed == 1
 
 
 #: By name, a call that must raise before it writes, the error and its message.

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from td_arrow import from_arrow, load, save, to_arrow
+from td_arrow import from_arrow, load, save, to_arrow, verify
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core.errors import CodecError, UnsupportedOperationError
 from td_core.testing import assert_same
@@ -201,13 +201,16 @@ def test_file_of_collection_gives_it_back(
     td = CASES[name]()
     save(td, tmp_path / f"x{suffix}")
     assert_same(load(tmp_path / f"x{suffix}"), td)
+    save(td, tmp_path / f"y{suffix}", checksums=True)
+    assert verify(tmp_path / f"y{suffix}").ok
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_file_of_values_gives_them_back(suffix: str, tmp_path: Path) -> None:
     for number, td in enumerate(make_values().values()):
-        save(td, tmp_path / f"{number}{suffix}")
+        save(td, tmp_path / f"{number}{suffix}", checksums=True)
         assert_same(load(tmp_path / f"{number}{suffix}"), td)
+        assert verify(tmp_path / f"{number}{suffix}").ok
 
 
 @pytest.mark.parametrize("name", ["two dims", "names", "dtypes", "no rows"])
@@ -227,6 +230,11 @@ def test_two_row_dims_after_a_filter_are_one() -> None:
 def test_two_row_dims_of_lazy_rows_are_refused() -> None:
     with pytest.raises(UnsupportedOperationError, match=r"lazy stack along one of them: pass its contiguous"):
         to_arrow(CASES["uneven along the second dim"](), row_dims=2)
+
+
+def test_cells_without_elements_of_another_program_are_empty() -> None:
+    cells = pa.array([[[], []], [[], []]], pa.list_(pa.list_(pa.float32(), 0), 2))
+    assert from_arrow(pa.table({"x": cells}))["x"].shape == (2, 2, 0)
 
 
 def test_lengths_are_compacted() -> None:

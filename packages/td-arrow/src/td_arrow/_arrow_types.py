@@ -209,10 +209,10 @@ def _get_stored(dtype: torch.dtype) -> tuple[torch.dtype, tuple[int, ...]]:
     return stored.dtype, tuple(stored.shape[1:])
 
 
-def convert(flat: Tensor, dense: Dense) -> Tensor:
-    """Return the leaf of the elements of a column, as they are stored."""
+def convert(flat: Tensor, dense: Dense, rows: int = -1) -> Tensor:
+    """Return the leaf of the elements of a column, as they are stored; ``rows`` are those of cells without elements."""
     sizes = tuple(dense.stored_shape)
-    tensor = flat.view(-1, *sizes) if sizes else flat
+    tensor = flat.view(rows, *sizes) if sizes else flat
     if dense.order is not None:
         # The permutation is the order of logical dims in the stored shape.
         tensor = tensor.permute(0, *(1 + place for place in dense.order))

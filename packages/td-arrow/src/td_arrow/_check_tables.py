@@ -21,7 +21,7 @@ from ._nulls import Nulls, Path, show_column
 from ._read_columns import ColumnReader, join_chunks
 from ._table_columns import plan_columns
 from ._table_files import ParquetTable, Table, open_tables
-from ._table_header import hash_column, read_facts
+from ._table_header import check_hash, hash_column, read_facts
 from ._table_locations import StorageOptions, show_place
 from ._table_options import bind
 
@@ -96,7 +96,12 @@ def _check_columns(table: Table, progress: Progress) -> Report:
     digests = hashes.get("columns")
     digests = digests if isinstance(digests, dict) else {}
     report = make_reporter(progress, max(len(plan.fields), 1), "verify", "columns")
-    problems, hashed = [], 0
+    problems, hashed, tables = [], 0, table.list_tables()
+    for part in tables:
+        try:
+            hashed += check_hash(part.schema, "schema" in hashes)
+        except FormatError as error:
+            problems.append(Problem(os.path.basename(part.where), "damaged", str(error)))
     for path, field in plan.fields.items():
         try:
             array = join_chunks(next(iter(table.read([path])))[1])
@@ -111,4 +116,4 @@ def _check_columns(table: Table, progress: Progress) -> Report:
         except (FormatError, ValueError) as error:
             problems.append(Problem(show_column(path), "damaged", str(error)))
         report(1)
-    return Report(table.where, len(plan.fields), hashed, problems)
+    return Report(table.where, len(tables), hashed, problems)

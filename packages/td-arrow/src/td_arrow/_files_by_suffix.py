@@ -29,9 +29,9 @@ def save(data: TensorCollection, location: Any, *, format: str | None = None, **
             keeps floats and bytes as they are; a name of pyarrow; or a mapping from columns to names. For Arrow, None,
             ``"lz4"`` or ``"zstd"``; only what is not compressed can be mapped. ``row_group_size`` (Parquet, the unit of reading;
             by default the rows of 64 MB) or ``batch_rows`` (Arrow; by default all). ``max_rows_per_file``: write a directory of
-            files. ``checksums``: a CRC for each page of Parquet, or a hash of each column in the header of Arrow. ``durable``,
-            ``return_early`` and ``progress`` as for :func:`td_core.save`. ``storage_options`` of fsspec, for a URL. For Parquet,
-            also the arguments of ``pyarrow.parquet.ParquetWriter``.
+            files. ``checksums``: a hash of the schema, and a CRC for each page of Parquet, or a hash of each column of
+            Arrow. ``durable``, ``return_early`` and ``progress`` as for :func:`td_core.save`. ``storage_options`` of fsspec, for
+            a URL. For Parquet, also the arguments of ``pyarrow.parquet.ParquetWriter``.
 
     Raises:
         CodecError: a value or leaf cannot be stored; nothing is written.

@@ -157,7 +157,7 @@ class ColumnReader:
         plain = self.copy is False and valid is None and len(numbers) and dense.stored != torch.bool
         if plain and not numbers.buffers()[1].is_mutable:  # torch has no tensors that cannot be written
             return StoredTensor(KeptSource(convert(torch.utils.dlpack.from_dlpack(numbers), dense)), mode="r")
-        leaf = convert(view_numbers(numbers, dense.stored, self.copy, self.mapped), dense)
+        leaf = convert(view_numbers(numbers, dense.stored, self.copy, self.mapped), dense, len(array))
         return leaf if valid is None else self.nulls.fill(path, leaf, valid)
 
     def _read_codes(self, array: pa.Array, path: Path) -> Item:

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from td_core import NestedKey, TensorCollection, is_tensor_collection
 from td_core.errors import StructureError, UnsupportedOperationError
-from td_core.spi import check_same_format, is_stored, make_reporter, parse_json, run_in_background
+from td_core.spi import check_same_format, is_stored, make_reporter, run_in_background
 from td_core.typing import ObjectLocation, Progress
-from td_store.files import Checksum, NewDirectory, NewFile
+from td_store.files import NewDirectory, NewFile
 
 from ._arrow_types import is_list
 from ._from_arrow import get_columns
@@ -26,7 +26,7 @@ from ._object_tables import NUMBERED, list_files, write_object, write_parts
 from ._read_columns import join_chunks
 from ._table_columns import is_level, list_fields
 from ._table_files import find_format, open_tables
-from ._table_header import KEY, dump_header, hash_column, read_facts
+from ._table_header import add_hashes, hash_column, read_facts
 from ._table_locations import (
     StorageOptions,
     choose_format,
@@ -153,6 +153,7 @@ def make_writer(name: str, compression: Any, checksums: bool, options: Mapping[s
 
     def open_writer(sink: pa.NativeFile, schema: pa.Schema) -> Any:
         codecs = _choose_codecs(schema) if compression == "auto" else {"compression": compression}
+        schema = add_hashes(schema) if checksums else schema
         return pq.ParquetWriter(sink, schema, **{"write_page_checksum": checksums, **codecs, **options})
 
     return open_writer
@@ -181,9 +182,7 @@ def _add_hashes(table: pa.Table) -> pa.Table:
     """Return a table with hashes of its columns in the header."""
     paths = [path for path, item in list_fields(table.schema, "the table").items() if not is_level(item)]
     digests = {"/".join(path): hash_column(join_chunks(array)) for path, array in get_columns(table, paths)}
-    header = parse_json(table.schema.metadata[KEY])
-    header["hashes"] = {"algorithm": Checksum().algorithm, "columns": digests}
-    return table.replace_schema_metadata({**table.schema.metadata, **dump_header(header)})
+    return table.replace_schema_metadata(add_hashes(table.schema, digests).metadata)
 
 
 def _name_part(number: int, name: str) -> str:
@@ -302,7 +301,7 @@ class TableWriter:
         separator: joins the keys of nested entries to names of columns.
         tensors: as for :func:`td_arrow.to_arrow`.
         compression: as for :func:`td_arrow.save`.
-        checksums: write a CRC for each page of a Parquet file.
+        checksums: write a hash of the schema of a Parquet file, and a CRC for each page.
         durable: return from ``close`` after the data has reached the disk.
         **options: arguments of ``pyarrow.parquet.ParquetWriter``.
 

@@ -46,7 +46,10 @@ def list_fields(schema: Iterable[pa.Field], where: str) -> dict[Path, pa.Field]:
     todo: list[tuple[Path, pa.Field]] = [((), item) for item in reversed(list(schema))]
     while todo:
         path, item = todo.pop()
-        below = (*path, item.name)
+        try:
+            below = (*path, item.name)
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{where}: the name of a column is damaged: {error}") from error
         if below in result:
             raise FormatError(f"{where}: two columns are called {show_column(below)}: rename one")
         result[below] = item

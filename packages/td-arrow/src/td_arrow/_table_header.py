@@ -24,6 +24,8 @@ from td_store.files import Checksum
 from ._arrow_types import Facts
 
 KEY = b"td"
+#: Has the algorithm and the hash of a schema, apart from the header, so that damage to either one is found.
+_HASH = b"td.hash"
 #: The most bytes of leaves that a header holds, before they are encoded.
 _MOST_INLINE = 1 << 20
 
@@ -120,3 +122,42 @@ def hash_column(array: pa.Array, algorithm: str | None = None) -> str:
     """Return the hash of the elements of a column, whatever the positions of its buffers are."""
     batch = pa.RecordBatch.from_arrays([array], ["a"])
     return Checksum(algorithm, [batch.serialize()]).hexdigest()
+
+
+def add_hashes(schema: pa.Schema, columns: Mapping[str, str] | None = None) -> pa.Schema:
+    """Return a schema with its hash, and hashes of columns in the header."""
+    metadata = {KEY: b"{}", **(schema.metadata or {})}
+    hashes = {"algorithm": Checksum().algorithm, "columns": dict(columns or {}), "schema": True}
+    metadata |= dump_header({**parse_json(metadata[KEY]), "hashes": hashes})
+    schema = schema.with_metadata(metadata)
+    return schema.with_metadata({**metadata, _HASH: _hash_schema(schema, None).encode()})
+
+
+def check_hash(schema: pa.Schema, is_hashed: bool) -> bool:
+    """Return True if a schema has its hash; raise FormatError if that differs, or is not there and ``is_hashed``."""
+    saved = (schema.metadata or {}).get(_HASH)
+    if saved is None and not is_hashed:
+        return False
+    algorithm = (saved or b"").decode(errors="replace").partition(" ")[0]
+    digest = _hash_schema(schema, algorithm or None)
+    if saved != digest.encode():
+        raise FormatError(f"the hash of its schema is {digest}, {saved!r:.60} was saved")
+    return True
+
+
+def _hash_schema(schema: pa.Schema, algorithm: str | None) -> str:
+    """Return the algorithm, and the hash of the header and of the names, types and facts of all fields."""
+    checksum = Checksum(algorithm, [json.dumps([*map(_describe, schema)]).encode()])
+    checksum.update((schema.metadata or {}).get(KEY, b""))
+    return f"{checksum.algorithm} {checksum.hexdigest()}"
+
+
+def _describe(field: pa.Field, named: bool = True) -> list[Any]:
+    """Return what a field says as JSON; Parquet renames the items of lists."""
+    kind, extension = field.type, ""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind, extension = kind.storage_type, kind.extension_name
+    facts, parts = (field.metadata or {}).get(KEY, b"").decode(errors="replace"), range(kind.num_fields)
+    text = f"{str(kind).partition('<')[0]}{str(kind).rpartition('>')[2]}" if parts else str(kind)
+    below = [_describe(kind.field(i), pa.types.is_struct(kind)) for i in parts]
+    return [field.name if named else "", extension, text, facts, below]

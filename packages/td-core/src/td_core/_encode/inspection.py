@@ -136,7 +136,7 @@ class Report:
     Attributes:
         path: location of the save.
         files: number of files, or parts of a file, that were checked.
-        hashed: number of those whose hash was checked.
+        hashed: number of hashes that were compared.
         problems: those that differ.
 
     >>> Report("save", 3, 0).ok
