@@ -23,6 +23,7 @@ NEEDS = {
     "workers": "torchrl",
     "ray_workers": "ray",
     "rl4co_tsp": "rl4co",
+    "llm_chat": "torchrl",
     "attribution": "tdhook",
     "embedding_cache": "tensordict_cache",
     "rsl_ppo": "rsl_rl",
