@@ -34,7 +34,14 @@ def test_lightning_fits_validates_and_logs(results):
     batches = [["TensorDict", [4]], ["TensorDict", [4]], ["TensorDict", [2]]]
     with pytest.raises(StructureError) as caught:
         iter(TensorDict())
+    precisions = {}
+    for name in ("64-true", "bf16-true"):
+        precisions[f"as it comes {name}"] = ["RuntimeError", []]
+        precisions[f"converted {name}"] = ["trained", batches]
+        precisions[f"as mapping {name}"] = ["trained", [["TensorDict", []]] * 3]
+        precisions[f"as mapping, resized {name}"] = ["trained", batches]
     assert found == {
+        **precisions,
         "fit": ["trained", batches],
         "validate": [f"StructureError: {caught.value}"],
         "validate with batch_size=": ["mean over rows: True"],
@@ -77,7 +84,13 @@ def test_ddp_averages_gradients_of_collections(how, results):
 LOADERS = {
     "torch": {"rest": [True]},
     "torchdata": {"0 workers": [True, True], "2 workers": [True, True]},
-    "lightning": {"epochs": [True], "resume": [True]},
+    "lightning": {
+        "epochs": [True],
+        "resume": [True],
+        "default": [[6, 12, 18], True],
+        "every_n_epochs": [[6, 12, 18], True],
+        "every_n_train_steps": [[3, 6, 9, 12, 15, 18], True],
+    },
     "accelerate": {"prepare": [True], "skip": [True]},
     "transformers": {"resume": [True]},
 }

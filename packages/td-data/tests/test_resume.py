@@ -144,6 +144,91 @@ def test_s5_set_epoch_below_zero_is_refused() -> None:
         make_loader().set_epoch(-1)
 
 
+@pytest.mark.parametrize("options", [{}, *THREADS])
+@pytest.mark.parametrize(("loaded", "epoch"), [(None, 2), ((1, 0), 2), ((2, 30), 2)])
+def test_s5_set_epoch_holds_for_iteration_without_a_batch(
+    loaded: tuple[int, int] | None, epoch: int, options: dict[str, int]
+) -> None:
+    loader = make_loader(**options)
+    if loaded is not None:
+        loader.load_state_dict({**loader.state_dict(), "epoch": loaded[0], "rows": loaded[1]})
+    batches = iter(loader)
+    loader.set_epoch(epoch)
+    rows = loaded[1] if loaded is not None and loaded[0] == epoch else 0
+    assert (loader.epoch, loader.rows) == (epoch, rows)
+    found = torch.cat([batch["row"] for batch in batches])
+    assert found.equal(RandomSampler(ROWS, seed=5).order(epoch)(rows, ROWS))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_s5_set_epoch_holds_for_begun_dataloader(num_workers: int) -> None:
+    loader = make_loader()
+    batches = iter(loader.as_dataloader(num_workers=num_workers))
+    loader.set_epoch(2)
+    found = torch.cat([batch["row"] for batch in batches])
+    assert found.equal(RandomSampler(ROWS, seed=5).order(2)(0, ROWS))
+    assert loader.epoch == 3
+
+
+def test_s5_iteration_that_gave_nothing_leaves_loaded_position() -> None:
+    loader = make_loader()
+    loader.load_state_dict({**loader.state_dict(), "epoch": 1, "rows": 30})
+    iter(loader)
+    assert torch.cat(take_rows(loader)).equal(RandomSampler(ROWS, seed=5).order(1)(30, ROWS))
+
+
+def test_s5_set_epoch_leaves_iteration_that_gave_a_batch() -> None:
+    loader = make_loader()
+    batches = iter(loader)
+    first = next(batches)["row"]
+    loader.set_epoch(3)
+    rest = [batch["row"] for batch in batches]
+    assert torch.cat([first, *rest]).equal(RandomSampler(ROWS, seed=5).order(0)(0, ROWS))
+
+
+def set_trainer_epoch(loader: Loader, epoch: int) -> None:
+    """Set the epoch as Lightning does: on the sampler of a loader, or of its batch sampler."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        sampler = getattr(owner, "sampler", None)
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+
+
+@pytest.mark.parametrize("stop", [5, 11, 14, 22])
+@pytest.mark.parametrize("loads_state", [True, False])
+def test_s5_trainer_that_sets_epochs_resumes(stop: int, loads_state: bool) -> None:
+    """Lightning loads the state at a checkpoint within an epoch only, and calls ``iter()`` before it sets the epoch."""
+    orders = [RandomSampler(ROWS, seed=5).order(epoch)(0, ROWS).split(10) for epoch in range(3)]
+    whole = [batch for order in orders for batch in order]
+    epoch, number = divmod(stop, 11)
+    if number and not loads_state:
+        pytest.skip("such a checkpoint has its state loaded")
+    loader = make_loader()
+    take_rows(loader)
+    state = {**loader.state_dict(), "epoch": epoch, "rows": number * 10}
+    loader = make_loader()
+    if loads_state:
+        loader.load_state_dict(state)
+    found = []
+    for current in range(epoch, 3):
+        batches = iter(loader)
+        set_trainer_epoch(loader, current)
+        found += [batch["row"] for batch in batches]
+    assert torch.cat(found).equal(torch.cat(whole[stop:]))
+
+
+def test_s5_trainer_that_is_behind_an_epoch_finishes_it() -> None:
+    loader = make_loader()
+    loader.load_state_dict({**loader.state_dict(), "epoch": 1, "rows": 30})
+    set_trainer_epoch(loader, 2)
+    assert (loader.epoch, loader.rows) == (1, 30)
+
+
+def test_batch_sampler_has_what_trainers_read() -> None:
+    found = make_loader(drop_last=True).batch_sampler
+    assert (found.batch_size, found.drop_last) == (10, True)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

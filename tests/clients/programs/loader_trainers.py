@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ def list_rows(epochs: int) -> list[list[int]]:
 
 
 def run_lightning() -> None:
-    """Train two epochs, and resume in the middle of the second."""
+    """Train two epochs; resume in the middle of the second, and from a checkpoint of each way to save."""
     import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     class Model(lightning.LightningModule):
         def __init__(self) -> None:
@@ -42,8 +44,9 @@ def run_lightning() -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=1e-4)
 
-    def train(steps: int, path: str | None = None) -> tuple[Any, Any]:
-        options = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": False}
+    def train(steps: int, path: str | None = None, saves: Any = None) -> tuple[Any, Any]:
+        options = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": saves is not None}
+        options["callbacks"] = saves
         trainer = lightning.Trainer(max_epochs=3, max_steps=steps, accelerator="cpu", **options)
         model = Model()
         trainer.fit(model, make_loader(), ckpt_path=path)
@@ -56,6 +59,17 @@ def run_lightning() -> None:
         trainer.save_checkpoint(f"{folder}/state.ckpt")
         _, resumed = train(12, f"{folder}/state.ckpt")
     report("resume", model.rows + resumed.rows == list_rows(2))
+    for name, when in {
+        "default": {},
+        "every_n_epochs": {"every_n_epochs": 1, "save_on_train_epoch_end": True},
+        "every_n_train_steps": {"every_n_train_steps": 3},
+    }.items():
+        with tempfile.TemporaryDirectory() as folder:
+            saves = ModelCheckpoint(folder, save_top_k=-1, filename="{step}", **when)
+            train(-1, saves=saves)
+            starts = {int(path.stem.removeprefix("step=")): path for path in Path(folder).iterdir()}
+            rests = [train(-1, str(path))[1].rows == list_rows(3)[step:] for step, path in starts.items()]
+        report(name, sorted(starts), all(rests))
 
 
 def run_stateful() -> None:

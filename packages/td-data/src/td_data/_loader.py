@@ -158,6 +158,25 @@ class Loader(Epochs):
         self.close("another position was loaded")
         super().load_state_dict(state_dict)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration begin an epoch; the position in that epoch, if it was loaded, remains.
+
+        An iteration that has given out no batch yet begins again: Lightning sets the epoch after ``iter()``.
+
+        Raises:
+            ValueError: the epoch is below 0.
+        """
+        before = self.epoch
+        super().set_epoch(epoch)
+        current = self._get_current()
+        if current is not None and epoch != before:
+            current.restart()
+
+    @property
+    def batch_sampler(self) -> _TrainerView:
+        """What trainers read of a ``DataLoader``: Lightning calls ``set_epoch`` of its ``sampler`` before each epoch."""
+        return _TrainerView(self)
+
     def as_dataloader(self, **options: Any) -> DataLoader[Any]:
         """Return a ``DataLoader`` of torch with the same order and position, for programs that accept no other loader.
 
@@ -182,9 +201,12 @@ class Loader(Epochs):
 
     def close(self, _why: str = "its loader was closed") -> None:
         """End threads and workers now; a later iteration begins new ones."""
-        current = self._current() if self._current is not None else None
+        current = self._get_current()
         if current is not None:
             current.end(_why)
+
+    def _get_current(self) -> _Iteration | None:
+        return self._current() if self._current is not None else None
 
     def __enter__(self) -> Loader:
         return self
@@ -253,6 +275,8 @@ class _Iteration(Iterator[Any]):
     def __init__(self, position: Position) -> None:
         self._position = position
         self._why: str | None = None
+        self._has_given = False
+        self._start()
 
     def __next__(self) -> Any:
         if self._why is not None:
@@ -269,8 +293,19 @@ class _Iteration(Iterator[Any]):
             self.end("")
             raise StopIteration
         step, batch = found
+        self._has_given = True
         self._position.advance(step)
         return batch
+
+    def restart(self) -> None:
+        """Begin again at the position of the loader, unless a batch was given out."""
+        if self._why is None and not self._has_given:
+            self._close()
+            self._start()
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Begin to read at the position of the loader."""
 
     @abstractmethod
     def _get(self) -> tuple[Step, Any] | None:
@@ -291,8 +326,11 @@ class _Batches(_Iteration):
     """One iteration over the batches that a loader reads itself."""
 
     def __init__(self, loader: Loader) -> None:
+        self._loader, self._copies = loader, loader._copies
         super().__init__(loader._position)
-        self._copies = loader._copies
+
+    def _start(self) -> None:
+        loader = self._loader
         steps, position = loader._begin(), loader._position
         reader, sampler = Reader(loader._data, loader._transform, loader._seed), loader._sampler
         order, depth = sampler.order(position.epoch), loader._prefetch + loader._num_threads - 1
@@ -358,11 +396,14 @@ class _Received(_Iteration):
     """One iteration over the batches that a ``DataLoader`` of torch reads for a loader."""
 
     def __init__(self, batches: _LoaderBatches, begin: Callable[[], Iterator[Any]]) -> None:
+        self._sampler, self._begin = batches, begin
         super().__init__(batches.loader._position)
+
+    def _start(self) -> None:
         #: Batches under way: the first one is the next to be given out.
         self._steps: deque[Step] = deque()
-        batches._noted = self._steps
-        self._batches = begin()
+        self._sampler._noted = self._steps
+        self._batches = self._begin()
 
     def _get(self) -> tuple[Step, Any] | None:
         for batch in self._batches:
@@ -379,6 +420,20 @@ class _LoaderBatches(Batches):
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader._sampler, loader._split, loader._position)
         self.loader = loader
+
+
+class _TrainerView:
+    """What trainers read of the batch sampler of a ``DataLoader``."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.sampler, self._loader = self, loader
+        self.batch_size, self.drop_last = loader._split.batch_size, loader._split.drop_last
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, unless a checkpoint was loaded that is in the middle of one."""
+        position = self._loader._position
+        if not (position.is_kept and position.rows):
+            self._loader.set_epoch(epoch)
 
 
 class _CountedLoader(DataLoader[Any]):

@@ -177,7 +177,7 @@ class Position:
 
     epoch: int = 0
     rows: int = 0
-    #: True after a load or an error: the next iteration goes on in the middle.
+    #: True from a load or an error to the next batch: an iteration that begins goes on in the middle.
     is_kept: bool = False
 
     def move(self, epoch: int, rows: int, is_kept: bool = False) -> None:
@@ -227,7 +227,6 @@ class Epochs:
         position = self._position
         if position.rows and not position.is_kept:
             position.move(position.epoch + 1, 0)
-        position.is_kept = False
         steps = self._list_steps(position.epoch, position.rows, *self._find_sizes())
         first = next(steps, None)
         if first is None:
