@@ -53,8 +53,9 @@ def main() -> None:
     data = TensorDict({"x": x, "n": {"y": x.sum(1, keepdim=True)}}, batch_size=[10])
     loader = DataLoader(data, batch_size=4, collate_fn=collate)
 
-    def train(model: Model, *, validates: bool) -> str:
+    def train(model: Model, *, validates: bool, precision: Any = None) -> str:
         trainer = pl.Trainer(
+            precision=precision,
             max_epochs=1,
             accelerator="cpu",
             logger=False,
@@ -82,7 +83,29 @@ def main() -> None:
             self.log("val", self.compute_loss(batch), batch_size=len(batch))
 
     report("validate with batch_size=", train(Sized(), validates=True))
+
+    class Converted(Model):
+        def on_before_batch_transfer(self, batch: TensorDict, _: int) -> TensorDict:
+            return batch.apply(lambda x: x.to(self.dtype) if x.is_floating_point() else x)
+
+    class Resized(Model):
+        def on_before_batch_transfer(self, batch: TensorDict, _: int) -> TensorDict:
+            return batch.auto_batch_size_(1)
+
+    def report_precision(name: str, kind: type[Model]) -> None:
+        for precision in ("64-true", "bf16-true"):
+            model = kind()
+            report(
+                f"{name} {precision}",
+                train(model, validates=False, precision=precision).split(":")[0],
+                model.seen,
+            )
+
+    report_precision("as it comes", Model)
+    report_precision("converted", Converted)
     td_core.count_as_mapping()
+    report_precision("as mapping", Model)
+    report_precision("as mapping, resized", Resized)
     model = Model()
     report("validate as mapping", train(model, validates=True), model.seen)
 
