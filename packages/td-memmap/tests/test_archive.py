@@ -280,6 +280,17 @@ def test_pack_file_longer_than_leaf_keeps_values(compression: Any, tmp_path: Pat
     same(TensorDict.load_memmap(tmp_path / "save.tdz"), td)
 
 
+@pytest.mark.parametrize(("compression", "levels"), [("deflate", "-1 to 9"), ("bzip2", "1 to 9")])
+@pytest.mark.parametrize("level", [99, -2, "high"])
+def test_pack_level_out_of_range_raises(compression: str, levels: str, level: Any, tmp_path: Path) -> None:
+    TensorDict({"a": 1}).memmap(tmp_path / "save")
+    with pytest.raises(
+        ValueError, match=f"compresslevel is from {levels} with '{compression}'; got {level!r}"
+    ):
+        pack_memmap(tmp_path / "save", tmp_path / "s.tdz", compression=compression, compresslevel=level)
+    assert not (tmp_path / "s.tdz").exists()
+
+
 def test_unpack_with_checksums_lets_verify_find_damage(nest: Any, tmp_path: Path) -> None:
     nest["value"] = torch.ones(3)
     nest.memmap(tmp_path / "save.tdz", compression="deflate")

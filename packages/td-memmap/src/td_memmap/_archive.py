@@ -67,6 +67,8 @@ _METHODS = {
     "bzip2": zipfile.ZIP_BZIP2,
     "lzma": zipfile.ZIP_LZMA,
 }
+#: The levels of the methods that have some; zipfile ignores a level of the others.
+_LEVELS = {zipfile.ZIP_DEFLATED: range(-1, 10), zipfile.ZIP_BZIP2: range(1, 10)}
 
 
 def is_memmap_archive(path: str | Path) -> bool:
@@ -110,6 +112,11 @@ def _write_atomically(
 ) -> Iterator[_ArchiveWriter]:
     """Write an archive to a temporary file next to ``path``, and rename it to ``path`` when it is complete."""
     method, path = _method(compression), _fs.resolve_path(path)
+    if level is not None and level not in _LEVELS.get(method, (level,)):
+        levels = _LEVELS[method]
+        raise ValueError(
+            f"compresslevel is from {levels.start} to {levels.stop - 1} with {compression!r}; got {level!r}"
+        )
     if os.path.isdir(path):
         raise FileTakenError(
             f"cannot write the archive {path}: it is a directory; memmap(archive=False) saves into it"
@@ -272,6 +279,7 @@ def pack_memmap(
     Raises:
         FormatError: the directory has no save, or its save is damaged.
         FileNotFoundError: the directory does not exist.
+        ValueError: the compression or its level does not exist.
 
     >>> _ = TensorDict({"a": 1}).memmap("save")
     >>> pack_memmap("save", "save.tdz").name
