@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 import pytest
 import torch
 
@@ -143,6 +144,23 @@ def test_append_to_save_with_checksums_raises(path: Path, td: TensorDict) -> Non
     save(td, path, checksums=True)
     with pytest.raises(UnsupportedOperationError, match="has checksums, which new rows would contradict"):
         append(td, path)
+
+
+@pytest.mark.parametrize("content", ["plain", "fields", "group"])
+def test_append_to_a_file_of_another_program_raises_and_keeps_it(content: str, path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["t/x"] = torch.arange(4.0).numpy()
+        file["t/x"].attrs["unit"] = "uV"
+        if content == "fields":
+            file["t/c"] = np.array([(1, 0.5)] * 4, dtype=[("a", "i2"), ("b", "f8")])
+    before = path.read_bytes()
+    with h5py.File(path, "r+") as file:
+        place = file["t"] if content == "group" else path
+        with pytest.raises(
+            UnsupportedOperationError, match="cannot append rows to .*: td has not written it; save"
+        ):
+            append(load(place), place)
+    assert path.read_bytes() == before
 
 
 def test_append_to_missing_file_raises(path: Path, td: TensorDict) -> None:

@@ -31,7 +31,7 @@ def append(rows: TensorCollection, path: Location) -> None:
 
     Raises:
         StructureError: the rows do not have the structure of the save; it does not change.
-        UnsupportedOperationError: the save has checksums, a strided nested tensor, or no batch dim.
+        UnsupportedOperationError: the save has checksums, a strided nested tensor, or no batch dim, or td has not written it.
 
     >>> from td_hdf5 import load, save
     >>> td = TensorDict({"a": torch.arange(3)}, [3])
@@ -61,6 +61,10 @@ def _append(rows: TensorCollection, path: Location) -> list[tuple[str, torch.Ten
     """Return the dataset and the new rows of each leaf; None after the save was replaced by one with the rows."""
     place = find_filename(path)
     with open_save(path) as found:
+        if found.is_foreign:  # a new file in its place would lose its attributes and links
+            raise UnsupportedOperationError(
+                f"cannot append rows to {place}: td has not written it; save() the rows of both to another location"
+            )
         check_growing(found.table, place)
     like = load(path, device="meta")
     with open_save(path) as found:
@@ -70,7 +74,7 @@ def _append(rows: TensorCollection, path: Location) -> list[tuple[str, torch.Ten
             )
         _check_structure(like, rows, place)
         home = path.id if isinstance(path, h5py.Group) else found.file
-        has_header = not found.is_foreign and read_header(home, place) is not None
+        has_header = read_header(home, place) is not None
         leaves = _list_growing(found, rows) if has_header else None
         options = {} if leaves else _read_options(found)
     if leaves is None:

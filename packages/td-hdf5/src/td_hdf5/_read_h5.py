@@ -232,8 +232,8 @@ def load(
         strategy: ``"mmap"`` maps contiguous datasets, so that elements are read when they are used, and writes stay in memory.
             ``"read"`` reads at once. ``"auto"`` is ``"mmap"``.
         strict: by default, a tensorclass that is not defined is an error, and what a collection cannot have, such as a dangling
-            link, is left out with a warning. True raises an error for that, too. False loads a TensorDict instead of the
-            tensorclass, gives no warning, and ignores a header that does not describe the file.
+            link, is left out with a warning. True raises an error for that, too; attributes are never read. False loads a
+            TensorDict instead of the tensorclass, gives no warning, and ignores a header that does not describe the file.
         num_threads: number of threads that read contiguous datasets; 0 reads in this thread.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
 
