@@ -160,3 +160,15 @@ def test_partial_tolerant_runs_on_members_of_tensorclass_stack() -> None:
     stack = Made.lazy_stack([Made(y=ONE, z=ONE), Made(y=ONE)])
     seq = nn.TensorDictSequential(nn.TensorDictModule(lambda z: z + 1, ["z"], ["y"]), partial_tolerant=True)
     assert [member.y.tolist() for member in seq(stack).tensordicts] == [[2.0, 2.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+@pytest.mark.parametrize("expand_input", [True, False])
+def test_ensemble_repeats_values_for_each_copy(copies: int, expand_input: bool) -> None:
+    module = nn.TensorDictModule(torch.nn.Linear(4, 1), ["x"], ["y"])
+    ensemble = nn.EnsembleModule(module, copies, expand_input)
+    data = TensorDict({"x": torch.ones(2, 4), "name": ["a", "b"]}, [2])
+    result = ensemble(data if expand_input else data.expand(copies, 2))
+    assert result["name"] == [["a", "b"]] * copies
+    assert result[:, 1]["name"] == ["b"] * copies
+    assert data["name"] == ["a", "b"]

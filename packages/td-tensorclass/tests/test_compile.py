@@ -229,7 +229,7 @@ def test_vmap_tensorclass_keeps_class_and_non_tensor() -> None:
 def test_vmap_non_tensor_stack_keeps_values() -> None:
     td = TensorDict({"x": torch.zeros(3), "s": NonTensorStack("a", "b", "c")}, batch_size=[3])
     assert torch.vmap(lambda part: part + 1)(td)["s"] == ["a", "b", "c"]
-    with pytest.raises(RuntimeError, match="vmap took a dim away"):
+    with pytest.raises(RuntimeError, match="vmap changed the dims"):
         torch.vmap(lambda part: part["x"] + len(part["s"]))(td)
 
 

@@ -268,7 +268,7 @@ def test_vmap_dims_outside_batch_raise(dims: tuple[int, int], message: str) -> N
 
 
 def test_read_non_tensor_stack_inside_vmap_raises() -> None:
-    with pytest.raises(StructureError, match="vmap took a dim away"):
+    with pytest.raises(StructureError, match="vmap changed the dims"):
         torch.vmap(lambda td: td["x"] + len(td["task"]))(make_record((2, 3)))
     assert torch.vmap(lambda td: td["x"] + len(td["one"]))(make_record((2, 3))).shape == (2, 3, 4)
 

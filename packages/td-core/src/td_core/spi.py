@@ -153,7 +153,7 @@ OVERRIDABLE = {
     "_index_put": "Write a value at an index, and return the node that the parent stores.",
     "_check_index_put": "Raise an error if the node cannot be written at an index.",
     "_compare": "Compare the value with that of another node, for each element of the batch.",
-    "_move_mapped_dim": "Hide the batch dim that vmap maps over, or restore the one that was hidden last at a position.",
+    "_move_mapped_dim": "Hide the batch dim that the vmap of a level maps over, or note where that vmap will insert its dim.",
     "_keeper": "Attribute: the Keeper that stores the values outside memory, or None.",
     "_take_over": "Take the entries, batch size and names of a result, and return the nodes below that do so; None if it cannot.",
     "_max_batch_size": "Return the longest batch size that `_with_batch_size` accepts, or None for any.",

@@ -59,7 +59,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     __slots__ = ("_metadata",)
 
     _joints = None
-    _hidden = 0
+    _hidden = ()
     _is_non_tensor: ClassVar[bool] = True
 
     _metadata: dict[str, Any] | None

@@ -77,15 +77,17 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     (torch.Size([2]), [['a', 'b'], ['c']])
     """
 
-    __slots__ = ("_emerges", "_hidden", "_joints", "_origin", "_values_size")
+    __slots__ = ("_emerges", "_hidden", "_joints", "_origin", "_repeated", "_values_size")
 
     #: (lazy stack, key) if the values were read from the members of a lazy stack, so that writes reach the members.
     _origin: tuple[Node, str] | None
-    #: The batch size, followed by the sizes of the ``_hidden`` dims that vmap maps over.
+    #: The batch size, followed by the sizes of the dims that vmap maps over, whose levels are in ``_hidden``.
     _values_size: torch.Size
-    _hidden: int
-    #: Position at which vmap will insert the most recently hidden dim.
-    _emerges: int
+    _hidden: tuple[int, ...]
+    #: Position at which vmap will insert its dim, and its level; None: that of the most recently hidden dim.
+    _emerges: tuple[int, int | None]
+    #: The dim along which the values are repeated, because vmap added it, or None.
+    _repeated: int | None
 
     def _store(self, cells: list[object], places: Sequence[int], new: Sequence[object]) -> None:
         if cells is self._cells and self._origin is not None:
@@ -134,7 +136,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     ) -> None:
         self._store_new(values)
         self._origin = self._joints = None
-        self._hidden = self._emerges = 0
+        self._hidden, self._emerges, self._repeated = (), (0, None), None
         self._values_size = batch_size
         self._start(batch_size, device, names)
 
@@ -264,28 +266,42 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         if self._names is not None and len(self._names) != len(batch_size):
             self._names = None
-        if self._hidden:
-            size, dim, last = list(self._values_size), self._emerges, len(self._values_size) - 1
-            shown = size[: -self._hidden]
-            if list(batch_size) == [*shown[:dim], size[last], *shown[dim:]]:
-                self._reorder((*range(dim), last, *range(dim, last)), self._hidden - 1)
-                self._emerges = 0
+        size, (dim, level), count = self._values_size, self._emerges, len(self._hidden)
+        shown, last = size[: len(size) - count], len(size) - 1
+        if count and level in (None, self._hidden[-1]):
+            if batch_size == (*shown[:dim], size[last], *shown[dim:]):
+                self._reorder((*range(dim), last, *range(dim, last)), self._hidden[:-1])
+                self._emerges = 0, None
+        elif len(batch_size) == len(shown) + 1:
+            if batch_size[:dim] + batch_size[dim + 1 :] == shown:
+                self._repeat(self._of(self._values, size).unsqueeze(dim), batch_size, dim)
+        elif len(batch_size) == len(shown) and self._repeated is not None and batch_size != shown:
+            # The chunks of a vmap are joined.
+            dim = self._repeated
+            self._repeat(self._of(self._values, size).narrow(dim, 0, 1), batch_size, dim)
         self._batch_size = batch_size
 
-    def _move_mapped_dim(self, dim: int, left: torch.Size | None) -> None:
-        ndim = len(self._values_size) - self._hidden
-        if left is None:
-            self._emerges = dim
-        elif dim < ndim and len(left) == ndim - 1:
-            order = (*range(dim), *range(dim + 1, ndim + self._hidden), dim)
-            self._reorder(order, self._hidden + 1)
+    def _repeat(self, once: Self, batch_size: torch.Size, dim: int) -> None:
+        """Take the values of a stack with size 1 along ``dim``, repeated for a batch size."""
+        size = torch.Size((*batch_size, *once.batch_size[len(batch_size) :]))
+        self._store_new(list(once.expand(size)._values))
+        self._values_size, self._joints, self._origin = size, None, None
+        self._emerges, self._repeated = (0, None), dim
 
-    def _reorder(self, order: Sequence[int], hidden: int) -> None:
-        """Permute the dims of the values; the last ``hidden`` dims of the new order are not part of the batch size."""
+    def _move_mapped_dim(self, dim: int, left: torch.Size | None, level: int) -> None:
+        ndim = len(self._values_size) - len(self._hidden)
+        if left is None:
+            self._emerges = dim, level
+        elif dim < ndim and len(left) == ndim - 1:
+            order = (*range(dim), *range(dim + 1, ndim + len(self._hidden)), dim)
+            self._reorder(order, (*self._hidden, level))
+
+    def _reorder(self, order: Sequence[int], hidden: tuple[int, ...]) -> None:
+        """Permute the dims of the values; the last dims of the new order, of the levels ``hidden``, are not part of the batch."""
         size = self._values_size
         self._store_new(list(self._of(self._values, size).permute(*order)._values))
         self._values_size = torch.Size([size[dim] for dim in order])
-        self._hidden, self._joints, self._origin = hidden, None, None
+        self._hidden, self._joints, self._origin, self._repeated = hidden, None, None, None
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         # The files of saved values have one value per element of the batch size with which they were saved.
@@ -339,14 +355,14 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         if below is not None:
             self._origin = None
             self._values_size, self._joints = result._values_size, result._joints
-            self._hidden, self._emerges = result._hidden, result._emerges
+            self._hidden, self._emerges, self._repeated = result._hidden, result._emerges, result._repeated
         return below
 
     def _make_sized(self, values: list[object], size: tuple[int, ...]) -> Self:
         """Build a stack of ``size``, whose last dims are hidden from the batch size if this node has hidden dims."""
         node = self._of(values, torch.Size(size), self._device)
         if self._hidden:
-            node._hidden, node._batch_size = self._hidden, node._values_size[: -self._hidden]
+            node._hidden, node._batch_size = self._hidden, node._values_size[: -len(self._hidden)]
         return node
 
     def _get_varying_dims(self) -> tuple[int, ...]:
@@ -361,7 +377,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         if self._hidden or self._batch_size != self._values_size:
             raise StructureError(
                 f"one value for each element of {list(self._values_size)} cannot be shown as {list(self._batch_size)}: "
-                "vmap took a dim away; leave the non-tensor data outside"
+                "vmap changed the dims; exclude() the key, or densify() a lazy stack, before the call"
             )
 
     def _gather(self, plan: ShapePlan) -> list[tuple[Sequence[int], tuple[int, ...]]]:
@@ -432,13 +448,13 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _copy_node(self) -> Self:
         node = self._of(self._snapshot, self._values_size, self._device, self._names)
         node._batch_size, node._joints, node._hidden = self._batch_size, self._joints, self._hidden
-        node._emerges = self._emerges
+        node._emerges, node._repeated = self._emerges, self._repeated
         return node
 
     def _shallow_copy(self) -> Self:
         node = self._view(range(self._values_size.numel()), self._values_size)
         node._batch_size, node._names, node._joints = self._batch_size, self._names, self._joints
-        node._emerges = self._emerges
+        node._emerges, node._repeated = self._emerges, self._repeated
         return node
 
     def _transform(self, plan: ShapePlan) -> Any:

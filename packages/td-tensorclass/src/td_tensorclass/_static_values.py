@@ -82,16 +82,28 @@ def register_stack(cls: Any) -> None:
         batch_size: object,
         device: DeviceType | None,
         joints: object,
-        hidden: int,
-        emerges: int,
+        hidden: tuple[int, ...],
+        emerges: tuple[int, int | None],
         names: object,
+        repeated: int | None = None,
     ) -> object:
         node = cls._of(values, values_size, device, _fit_names(names, batch_size))
         node._batch_size, node._joints, node._hidden, node._emerges = batch_size, joints, hidden, emerges
+        node._repeated = repeated
         return node
 
     register_static(
         cls,
-        ("_snapshot", "_values_size", "batch_size", "device", "_joints", "_hidden", "_emerges", "_names"),
+        (
+            "_snapshot",
+            "_values_size",
+            "batch_size",
+            "device",
+            "_joints",
+            "_hidden",
+            "_emerges",
+            "_names",
+            "_repeated",
+        ),
         made_of,
     )

@@ -129,7 +129,7 @@ class NonTensorNode(ValueNode):
     #: Positions of a view's values in the cells, and (``_root``) the node that owns the cells; None if this is not a view.
     _places: Sequence[int] | None
     _joints: Joints | None
-    _hidden: int
+    _hidden: tuple[int, ...]
     _root: NonTensorNode | None
 
     if TYPE_CHECKING:
@@ -299,8 +299,9 @@ class NonTensorNode(ValueNode):
         made = type(self) if isinstance(self, self._stack) else self._stack
         if tail:
             stack = made._of(values, torch.Size((*size, *tail)), self._device)
-            stack._hidden, stack._batch_size, stack._names = len(tail), size, names
-            stack._emerges = next(node._emerges for node in nodes if node._hidden)
+            first = next(node for node in nodes if len(node._hidden) == len(tail))
+            stack._hidden, stack._batch_size, stack._names = first._hidden, size, names
+            stack._emerges = first._emerges
             return stack
         return made._make_stack_or_value(values, size, self._device, names, find_joints(nodes, plan))
 
@@ -555,18 +556,19 @@ def find_hidden_size(items: Sequence[Any]) -> torch.Size:
     """Return the sizes of the dims that vmap hides from the nodes to join; empty if it hides none."""
     tail = torch.Size()
     for item in items:
-        if item._hidden > len(tail):
-            tail = item._values_size[len(item._values_size) - item._hidden :]
+        if len(item._hidden) > len(tail):
+            tail = item._values_size[-len(item._hidden) :]
     return tail
 
 
 def expand_to_tail(item: NonTensorNode, tail: torch.Size) -> list[object]:
     """Return the values of a node, expanded to its batch size followed by the dims of ``tail``."""
     size = torch.Size((*item.batch_size, *tail))
-    if not tail or item._hidden == len(tail):
+    hidden = len(item._hidden)
+    if hidden == len(tail):
         return item._expand_values(size)
-    count = tail[item._hidden :].numel()
-    own = torch.Size((*item.batch_size, *tail[: item._hidden]))
+    count = tail[hidden:].numel()
+    own = torch.Size((*item.batch_size, *tail[:hidden]))
     return [value for value in item._expand_values(own) for _ in range(count)]
 
 

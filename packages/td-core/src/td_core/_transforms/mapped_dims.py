@@ -60,12 +60,17 @@ def get_argument_dim(dim: int, node: Core) -> int:
     return _dim_of(dim, ndim, node, f"in_dims={dim}") if ndim else dim
 
 
-def get_result_dim(dim: int, node: Core) -> int:
+def get_result_dim(level: int, dim: int, node: Core) -> int:
     """Convert an ``out_dims`` value to the position of the new batch dim or raise ValueError; record it in every node."""
     result = _dim_of(dim, len(node.batch_size) + 1, node, f"out_dims={dim}")
-    for item in walk(node):
-        item._move_mapped_dim(result, None)
+    _announce_dim(result, level, node)
     return result
+
+
+def _announce_dim(dim: int, level: int, node: Core) -> None:
+    """Tell the nodes where the vmap of a level will insert its dim."""
+    for item in walk(node):
+        item._move_mapped_dim(dim, None, level)
 
 
 def _dim_of(dim: int, ndim: int, node: Core, provided: str) -> int:
@@ -217,7 +222,11 @@ def _read_out_dims(original: Callable[..., object]) -> Callable[..., object]:
             made: Tensor = add_batch_dim(_make_leaf(node, size), 0, level)
             return made
 
-        dims = normalize_dims(_unpack(out_dims, outputs), outputs, get_result_dim)
+        if not torch.compiler.is_compiling():
+            for item in torch_pytree.tree_leaves(outputs, is_leaf=_is_node):
+                if isinstance(item, Core):
+                    _announce_dim(0, level, item)
+        dims = normalize_dims(_unpack(out_dims, outputs), outputs, partial(get_result_dim, level))
         if torch.compiler.is_compiling():
             return original(outputs, dims, level, size, func)
         result = original(_hold_places(outputs, make), dims, level, size, func)

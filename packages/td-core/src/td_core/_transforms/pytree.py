@@ -269,7 +269,7 @@ def resize_empty(root: Core, batch_size: torch.Size, hidden: int | None = None) 
             for child in list_nested(node):
                 yield child, torch.Size((*size, *child.batch_size[ndim:]))
             if hidden is not None:
-                node._move_mapped_dim(hidden, size)
+                node._move_mapped_dim(hidden, size, functorch_level().level())
             set_batch_size(node, size)
         elif len(size) == ndim:
             members, dim = stacked

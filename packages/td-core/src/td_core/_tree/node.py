@@ -294,8 +294,8 @@ class Core:
     def _check_index_put(self, index: object, value: object) -> None:
         """Raise an error if this kind cannot be written at an index."""
 
-    def _move_mapped_dim(self, dim: int, left: torch.Size | None) -> None:
-        """Hide the batch dim that vmap maps over, which leaves the batch size ``left``; None: restore the last at ``dim``."""
+    def _move_mapped_dim(self, dim: int, left: torch.Size | None, level: int) -> None:
+        """Hide the batch dim that the vmap of a level maps over, which leaves the size ``left``; None: it returns at ``dim``."""
 
     @property
     def _keeper(self) -> Any:
