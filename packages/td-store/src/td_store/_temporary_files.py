@@ -226,7 +226,8 @@ class NewDirectory(_Temporary):
 
     A directory at the path is replaced in one step where the system can exchange two names (Linux), and is then removed with
     all files in it. Elsewhere a process that is killed between two renames leaves the old one under a temporary name, which
-    the next save to this path renames back.
+    the next save to this path renames back. Read it with :func:`read_unreplaced`: a loop over its files can otherwise read
+    those of two saves.
 
     Attributes:
         path: the final path, links resolved.

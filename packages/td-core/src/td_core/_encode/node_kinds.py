@@ -50,7 +50,9 @@ class NodeKind:
         attributes: function from a node to the part of its ``__dict__`` that copies and pickles keep in addition
             to the record. Default: the whole ``__dict__`` of an instance of a subclass, if instances of the class
             itself have no ``__dict__``. Slots that a subclass adds are always kept.
-        is_leaf: True if users see a node as one leaf, so that the keys of its record are not a part of key paths.
+        is_leaf: True if a node is one leaf to users, as an ``UnbatchedTensor`` is: in tables, and so in ``load(keys=)`` and
+            messages, the key path of what is in it ends at the node. ``keys()`` and ``td["node", "key"]`` are those of the
+            class, and do not change: it hides its entries itself.
         select: function from the header of a record, the key paths of all leaves below it, and those of the leaves that are
             selected, to the header of a record with the selected leaves. Default: the same header.
 

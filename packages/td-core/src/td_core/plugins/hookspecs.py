@@ -27,8 +27,8 @@ def td_node_kinds() -> Iterable[NodeKind]:
 
     A :class:`~td_core.spi.NodeKind` defines how one class of collections is flattened and unflattened. This enables saving,
     sending, pickling and ``state_dict`` of the class. Its ``layouts`` have a pair of functions for each file format that
-    must store the kind in a special form, such as the form that tensordict reads. ``is_leaf=True`` is for a kind whose
-    nodes users see as one leaf: keys of its record are not a part of key paths. The module ``td_core.kinds`` looks up
+    must store the kind in a special form, such as the form that tensordict reads. ``is_leaf=True`` is for a class
+    that hides its entries: ``load(keys=)`` and messages then end at the node, too. The module ``td_core.kinds`` looks up
     kinds and their layouts, for formats that read files of other programs.
     """
     raise NotImplementedError
