@@ -87,6 +87,15 @@ def test_wrong_type_is_an_error_that_names_it(name: str, value: object) -> None:
     assert not re.search(r"\b_\w|has no attribute", str(caught.value))
 
 
+@pytest.mark.parametrize("value", [[1.0], (1.0, 2.0)], ids=["list", "tuple"])
+@pytest.mark.parametrize("key", ["a", "n"])
+def test_fill_with_several_numbers_is_an_error(key: str, value: Any) -> None:
+    data = make_data()
+    with pytest.raises(TypeError, match=rf"^fill_\(\) takes a key and a number; got {type(value).__name__}$"):
+        data.fill_(key, value)
+    assert data["a"].sum() == 0
+
+
 @pytest.mark.parametrize(
     "make", [make_data, lambda: lazy_stack([make_data()]), lambda: TensorDictParams(make_data())]
 )

@@ -16,7 +16,7 @@ from .._python.settings import RULES
 from .._torch.arrays import tensors_in
 from .._torch.kernels import Op, make_op
 from .._tree.coerce import NUMBERS, convert_source
-from .._tree.defaults import add_key_note, get_entry, get_parent, missing_key_error
+from .._tree.defaults import add_key_note, get_entry, get_parent, missing_key_error, type_error
 from .._tree.key_trees import filter_entries, parse_requested_keys
 from .._tree.keys import unravel_key_to_tuple
 from .._tree.node import Core, CoreT
@@ -122,6 +122,8 @@ def fill_leaves(root: Core, key: NestedKey | float, value: float | NoDefault) ->
             raise TypeError(f"fill_() takes a key and a number, or a number for all leaves; got only {key!r}")
         path: Path = ()
         value = key
+    elif isinstance(value, (list, tuple)):  # write_leaves() takes a list as one operand for each leaf
+        raise type_error("fill_", value, "a key and a number")
     else:
         path = unravel_key_to_tuple(cast("NestedKey", key))
     if not path and root._inner()._backends is not None and try_write_packed(root, _FILL, value):
