@@ -313,6 +313,32 @@ def test_files_of_a_directory_have_the_hash_of_the_schema(td: TensorDict, tmp_pa
     assert verify(tmp_path / "y.parquet").hashed == 1
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_append_encodes_strings_as_the_categories_of_a_column(ordered: bool, tmp_path: Path) -> None:
+    pytest.importorskip("td_tensorclass")
+    kind = pa.dictionary(pa.int8(), pa.string(), ordered)
+    column = pa.DictionaryArray.from_arrays(pa.array([1, None], pa.int8()), ["b", "a"], ordered=ordered)
+    pq.write_table(pa.table({"c": column}), tmp_path / "0.parquet")
+    append(load(tmp_path), tmp_path)
+    append(TensorDict({"c": ["new"]}, [1]), tmp_path)
+    assert list(load(tmp_path)["c"]) == ["a", None, "a", None, "new"]
+    assert pq.read_table(tmp_path).schema.field("c").type == kind
+    with pytest.raises(
+        StructureError, match=r"give its labels as strings, as load\(categories=\"values\"\) does"
+    ):
+        append(load(tmp_path, categories="codes", nulls="fill"), tmp_path)
+    with pytest.raises(StructureError, match="the column 'c' cannot have the categories of the rows"):
+        append(TensorDict({"c": [str(number) for number in range(200)]}, [200]), tmp_path)
+
+
+def test_append_of_rows_without_batch_dim_names_it(td: TensorDict, tmp_path: Path) -> None:
+    save(td, tmp_path / "x", format="parquet", max_rows_per_file=20)
+    with pytest.raises(StructureError, match=r"the rows have no batch dim; append data\[i : i \+ 1\]"):
+        append(td[0], tmp_path / "x")
+    append(td[:1], tmp_path / "x")
+    assert load(tmp_path / "x").batch_size == (12,)
+
+
 #: By name, a call that must raise before it writes, the error and its message.
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "unknown option": (lambda td, p: save(td, p / "x.parquet", compresion="zstd"), TypeError, "no option 'compresion'"),

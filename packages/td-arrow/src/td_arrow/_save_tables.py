@@ -220,14 +220,34 @@ def fit_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
         own = table.schema.field(item.name)
         if own.type == pa.null() and item.nullable and read_facts(item).get("kind") == "values":
             continue  # all of them are None
-        if own.type != item.type or own.metadata != item.metadata:
+        is_category = pa.types.is_dictionary(item.type)
+        if is_category and (pa.types.is_string(own.type) or pa.types.is_large_string(own.type)):
+            table = table.set_column(
+                table.schema.get_field_index(item.name), item, _encode(table[item.name], item)
+            )
+        elif own.type != item.type or own.metadata != item.metadata:
+            way = '; give its labels as strings, as load(categories="values") does' if is_category else ""
             raise StructureError(
-                f"the column {item.name!r} of the rows has the type {_show_type(own)}, and that of the table {_show_type(item)}"
+                f"the column {item.name!r} of the rows has the type {_show_type(own)}, and that of the table "
+                f"{_show_type(item)}{way}"
             )
     more = [name for name in table.schema.names if name not in schema.names]
     if more:
         raise StructureError(f"the table lacks the columns {', '.join(map(repr, more))} of the rows")
     return table.select(schema.names).cast(schema)
+
+
+def _encode(column: pa.ChunkedArray, item: pa.Field) -> pa.Array:
+    """Return strings as categories of the type of a field; raise StructureError if that has not so many, or others."""
+    kind = item.type
+    try:
+        found = join_chunks(column).cast(kind.value_type).dictionary_encode()
+        codes = found.indices.cast(kind.index_type)
+    except pa.ArrowException as error:
+        raise StructureError(
+            f"the column {item.name!r} cannot have the categories of the rows: {error}"
+        ) from error
+    return pa.DictionaryArray.from_arrays(codes, found.dictionary, ordered=kind.ordered)
 
 
 def _show_type(item: pa.Field) -> str:
@@ -250,6 +270,10 @@ def _append(
 ) -> None:
     """Add rows to a directory of files, as a file of their own; see :func:`td_arrow.append`."""
     open_writer = make_writer(name, compression, checksums, options)
+    if not rows.batch_size:
+        raise StructureError(
+            f"cannot append to {show_place(location)}: the rows have no batch dim; append data[i : i + 1] in place of data[i]"
+        )
     is_tree = isinstance(location, ObjectLocation) and location.first is None
     if not (is_tree or is_directory(location)):
         raise UnsupportedOperationError(
