@@ -293,7 +293,11 @@ def test_part_of_a_checkpoint_loads_as_the_error_says(name: str, tmp_path: Path)
 def test_parameters_of_a_collection_load_into_a_module_as_the_error_says(name: str, tmp_path: Path) -> None:
     model, other = nn.Linear(3, 4), nn.Linear(3, 4)
     save(TensorDict.from_module(model).data, tmp_path / name)
-    with pytest.raises(StructureError, match=r"is not a mapping; .* call to_module\(model\) of the result"):
+    with pytest.raises(
+        StructureError, match=r"is not a mapping; .* call to_module\(model, inplace=True\) of the result"
+    ):
         load(tmp_path / name, into={"model": other})
-    load(tmp_path / name).to_module(other)
-    assert other.weight.equal(model.weight)
+    weight = other.weight
+    load(tmp_path / name).to_module(other, inplace=True)
+    assert weight is other.weight
+    assert weight.equal(model.weight)

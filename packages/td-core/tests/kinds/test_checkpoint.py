@@ -159,7 +159,7 @@ def test_load_into_object_that_differs_writes_nothing(
 
 
 def test_load_into_of_collection_raises() -> None:
-    hint = r"is not a mapping; got a TensorDict; load it without into=, and call to_module\(model\)"
+    hint = r"is not a mapping; got a TensorDict; load it without into=, and call to_module\(model, inplace=True\)"
     with pytest.raises(StructureError, match=f"^what is saved at 'x' {hint}"):
         load_into(TensorDict(), {"m": nn.Linear(1, 1)}, "'x'")
     with pytest.raises(StructureError, match=rf"^the checkpoint 'x'\['p'\] {hint}"):

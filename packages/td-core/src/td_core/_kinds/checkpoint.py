@@ -78,6 +78,7 @@ def save(
 
     Raises:
         CodecError: a value of a mapping cannot be stored without a pickle; the message has its key path, and nothing is written.
+            ``allow_pickle=True`` is for the values in collections, and does not change it.
         FormatError: ``format`` is None, and several formats, or only another library, have the suffix of ``path`` (as ``.pt``).
         MissingPluginError: the format is not registered.
         TypeError: ``data`` is neither a collection nor a mapping, the format has no such option, or does not accept the location.
@@ -195,7 +196,8 @@ def _pair(tree: Tree, into: Tree, path: _Path, targets: list[_Target], shown: st
     """Append the objects in ``into`` with their state dicts, and return what of the tree is left."""
     if not isinstance(tree, Mapping):
         hint = (
-            "; load it without into=, and call to_module(model) of the result for parameters, or load_(path) of a collection"
+            "; load it without into=, and call to_module(model, inplace=True) of the result for parameters, or load_(path) "
+            "of a collection"
             if isinstance(tree, Core)
             else ""
         )
