@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -173,3 +174,28 @@ def test_flatten_checkpoint_of_schedulers_keeps_counters() -> None:
     found = unflatten_checkpoint(*_store({"s": scheduler}))["s"]
     assert found == scheduler.state_dict()
     assert operator.itemgetter("milestones")(found) == Counter({2: 2, 5: 1})
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        (deque([1]), r"list\(value\)"),
+        (defaultdict(list), r"dict\(value\)"),
+        (torch.Generator(), r"value.get_state\(\)"),
+        (Random(0), r"value.getstate\(\)"),
+        (functools.partial(max), "leave it out"),
+    ],
+)
+def test_flatten_object_with_a_plain_form_names_it(value: object, instead: str) -> None:
+    with pytest.raises(CodecError, match=rf"only a pickle could hold a .*; .*{instead}.*, or register"):
+        flatten_checkpoint({"a": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("default_rng", "value.bit_generator.state"), ("RandomState", r"value.get_state\(\)")],
+)
+def test_flatten_generator_of_numpy_names_its_state(name: str, instead: str) -> None:
+    random = pytest.importorskip("numpy").random
+    with pytest.raises(CodecError, match=f"save {instead} in its place"):
+        flatten_checkpoint({"a": getattr(random, name)(0)})

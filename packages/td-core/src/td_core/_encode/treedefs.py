@@ -22,6 +22,16 @@ from .value_types import VALUES, LeafSerializer
 
 _PLAIN_VALUES = frozenset({str, int, float, bool, type(None)})
 
+#: What to save in place of an object, by the name of its class.
+_INSTEAD = {
+    "collections.deque": "list(value)",
+    "collections.defaultdict": "dict(value)",
+    "numpy.random._generator.Generator": "value.bit_generator.state",
+    "numpy.random.mtrand.RandomState": "value.get_state()",
+    "random.Random": "value.getstate()",
+    "torch._C.Generator": "value.get_state()",
+}
+
 #: A nested dict, list or tuple, or a value in it.
 Tree = Any
 
@@ -84,9 +94,11 @@ def _check_value(value: object, path: _Path) -> None:
     """Raise CodecError for a value that the value codec cannot store."""
     cls = type(value)
     if VALUES.find(cls) is None:
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        instead = f"save {_INSTEAD[name]} in its place" if name in _INSTEAD else "leave it out"
         raise CodecError(
-            f"cannot save {show_keys(path)}: only a pickle could hold a {cls.__module__}.{cls.__qualname__}; leave it out, or "
-            "register a LeafSerializer through the hook td_serializers"
+            f"cannot save {show_keys(path)}: only a pickle could hold a {name}; {instead}, or register a LeafSerializer "
+            "through the hook td_serializers"
         )
     split(value, lambda: f"cannot save {show_keys(path)}")
 
