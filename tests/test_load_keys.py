@@ -64,3 +64,17 @@ def test_load_and_open_keys_select_as_select(keys: Any, selected: list[Any], sav
 def test_load_missing_key_raises_error_with_the_key(save: Path) -> None:
     with pytest.raises(KeyError, match="missing"):
         td_core.load(save, keys=["a", "missing"])
+
+
+@pytest.mark.parametrize("name", ["hdf5", "zarr", "safetensors"])
+@pytest.mark.parametrize("rows", [0, [0, 2], slice(0, 2)], ids=["int", "list", "slice"])
+def test_load_rows_of_a_level_below_the_root_names_the_way(name: str, rows: Any, tmp_path: Path) -> None:
+    package, file, _ = FORMS[name]
+    pytest.importorskip(package)
+    td_core.save(TensorDict({"n": TensorDict({"a": torch.arange(3)}, [3])}), tmp_path / file)
+    with pytest.raises(
+        IndexError, match=r"save\S* rows=.* of the whole save: too many indices: .* If a level below has them"
+    ):
+        td_core.load(tmp_path / file, keys=["n"], rows=rows)
+    level = td_core.load(tmp_path / file, keys=["n"])["n"]
+    assert level[rows]["a"].tolist() == torch.arange(3)[rows].tolist()

@@ -14,7 +14,7 @@ from .._tree.defaults import check_collection
 from .._tree.node import Core, CoreT
 from .._tree.stored_leaves import as_memory, is_stored
 from .._tree.walks import walk
-from ..errors import CodecError, FormatError, WorkerError
+from ..errors import CodecError, CollectionIndexError, FormatError, WorkerError
 from ..typing import NestedKey
 from .locations import Location, check_mode
 from .object_locations import find_place
@@ -71,9 +71,19 @@ def load_in_place(data: Core, path: Location, name: str | None, options: dict[st
 def load_as_class(cls: type | None, path: Location, name: str | None, options: dict[str, object]) -> Any:
     """Load a collection, as an instance of ``cls`` if that is not None."""
     serializer, location, options = _find(path, name, "load", options)
-    return (
-        serializer.load(location, **options) if cls is None else serializer.load_as(cls, location, **options)
-    )
+    try:
+        return (
+            serializer.load(location, **options)
+            if cls is None
+            else serializer.load_as(cls, location, **options)
+        )
+    except CollectionIndexError as error:
+        if options.get("rows") is None:
+            raise
+        raise CollectionIndexError(
+            f"{path}: rows={options['rows']!r:.100} indexes the batch dims of the whole save: {error}. If a level below has "
+            'them, load it alone, as load(h5py_file["level"], rows=...), or open() the save and index the level'
+        ) from error
 
 
 def _find(
