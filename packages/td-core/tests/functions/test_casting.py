@@ -13,6 +13,7 @@ from td_core import (
     LazyStackedTensorDict,
     TensorDict,
     TensorDictParams,
+    from_modules,
     lazy_stack,
 )
 from td_core.errors import KeyMismatchError, StructureError
@@ -74,6 +75,31 @@ def test_requires_grad_integer_leaf_changes_nothing() -> None:
     ):
         td.requires_grad_()
     assert not td.requires_grad
+
+
+def make_normalised() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize(
+    "td",
+    [
+        TensorDict.from_module(make_normalised()),
+        TensorDict.from_module(make_normalised(), as_module=True),
+        from_modules(make_normalised(), make_normalised(), as_module=True),
+    ],
+    ids=["plain", "params", "stacked"],
+)
+def test_requires_grad_leaves_out_buffers(td: Any) -> None:
+    td.requires_grad_(False)
+    assert not td.requires_grad
+    td.requires_grad_()
+    required = {key[-1] for key, leaf in td.items(True, True) if leaf.requires_grad}
+    assert required == {"weight", "bias"}
+    with pytest.raises(
+        RuntimeError, match=r"exclude\(\) the key, or take from_modules\(..., as_module=True\)"
+    ):
+        td.data.requires_grad_()
 
 
 def test_requires_grad_impossible_leaf_changes_nothing() -> None:

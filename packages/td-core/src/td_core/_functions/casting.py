@@ -21,6 +21,7 @@ from .._tree.defaults import call_once_per_leaf, check_same_form, show_path
 from .._tree.devices import as_device, set_device_labels
 from .._tree.node import LEAF_KINDS, Core, copy_leaf
 from .._tree.packed import clone_packed
+from .._tree.roles import is_buffer
 from .._tree.stored_leaves import STORED, as_memory, is_stored
 from .._tree.walks import has_entries, list_nested, visit, walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, is_sealed
@@ -107,8 +108,8 @@ def detach_leaves(node: Core) -> None:
 
 
 def set_requires_grad(node: Core, requires_grad: bool) -> None:
-    """Set ``requires_grad`` of every leaf; RuntimeError, before the first one, if a leaf does not allow it."""
-    leaves = node._leaves()
+    """Set ``requires_grad`` of every leaf but buffers; RuntimeError, before the first one, if a leaf does not allow it."""
+    leaves = [leaf for leaf in node._leaves() if not (requires_grad and is_buffer(leaf))]
     for leaf in leaves:
         if leaf.requires_grad != requires_grad:
             _check_requires_grad(node, leaf, requires_grad)
@@ -129,8 +130,8 @@ def _check_requires_grad(node: Core, leaf: Tensor, requires_grad: bool) -> None:
             )
     elif not (leaf.is_floating_point() or leaf.is_complex()):
         raise RuntimeError(
-            f"cannot require gradients: {describe_leaf(node, leaf)} has dtype {leaf.dtype}; only floating point "
-            "and complex leaves have gradients"
+            f"cannot require gradients: {describe_leaf(node, leaf)} has dtype {leaf.dtype}; only floating point and complex "
+            "leaves have gradients: exclude() the key, or take from_modules(..., as_module=True), which keeps buffers apart"
         )
     elif is_sealed(leaf):
         raise RuntimeError(

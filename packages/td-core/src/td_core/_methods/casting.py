@@ -116,7 +116,7 @@ class CastingMixin(Core):
         self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set ``requires_grad`` of every leaf, in place; return self.
+        """Set ``requires_grad`` of every leaf, in place; return self. As in a module, a :class:`Buffer` gets no gradients.
 
         Raises:
             RuntimeError: a leaf cannot require gradients (integer dtype), or cannot stop requiring them (it is not a leaf of
