@@ -329,7 +329,7 @@ def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, ob
     >>> from td_core import Tree
     >>> from td_core.spi import encode
     >>> table = load_table(dump_table(encode(TensorDict({"a": [1, 2]})), ["array 0"]), "data.bin")
-    >>> print(describe_table(table, "data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16, place=place)))
+    >>> print(describe_table(table, "data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16)))
     data.bin: TensorDict [], 16 bytes
         a: leaf [2] torch.int64, 16 bytes
     """

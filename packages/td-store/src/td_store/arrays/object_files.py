@@ -159,7 +159,7 @@ def refuse_objects(location: object, operation: str, instead: str) -> None:
     >>> from td_store.testing import MemoryStore
     >>> refuse_objects(MemoryStore(), "append to", "save it again")
     Traceback (most recent call last):
-    td_core.errors.UnsupportedOperationError: cannot append to memory://test: an object cannot be written in part; save it again
+    td_core.errors.UnsupportedOperationError: cannot append to memory://test: ...
     """
     objects = Serializer.find_objects(location)
     if objects is not None:
