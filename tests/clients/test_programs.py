@@ -27,6 +27,7 @@ NEEDS = {
     "attribution": "tdhook",
     "embedding_cache": "tensordict_cache",
     "rsl_ppo": "rsl_rl",
+    "gflownet": "gfn",
     "verl_grpo": "verl",
     "kv_queue": "transfer_queue",
 }
