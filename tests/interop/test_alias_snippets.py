@@ -191,6 +191,15 @@ with nn.set_skip_existing(True):
     nn.TensorDictModule(calls.append, ["a"], [])(TensorDict(a=torch.zeros(1)))
 print(calls)
 """,
+    # TorchRL: a storage expands the first row to its size, and programs read one text for each row of a sample.
+    "value_of_one_element_in_expand_and_unsqueeze": """
+data = TensorDict({"t": "a", "n": {"u": "b"}, "x": torch.zeros(3)}, [])
+rows = data.expand(3).clone()
+rows[:2] = TensorDict({"t": "a", "n": {"u": "b"}, "x": torch.ones(2, 3)}, [2])
+print(rows["t"], rows[:2]["n", "u"], rows[0]["t"], data.unsqueeze(-1)["t"], data.unsqueeze(0).squeeze(0)["t"])
+rows[1] = TensorDict({"t": "z", "n": {"u": "b"}, "x": torch.ones(3)}, [])
+print(rows["t"], data[None]["t"], data.reshape(1)["t"], data.expand([])["t"], data.expand(2, 2)["t"])
+""",
 }
 
 PROGRAM = """

@@ -306,3 +306,13 @@ def test_field_without_value_has_default_or_none_as_in_tensordict(
     assert build().label == "default"
     monkeypatch.setattr(RULES, "follows_tensordict", True)
     assert (build().label, build().batch_size) == (None, (2,))
+
+
+def test_value_of_one_element_in_program_of_tensordict_expands_to_a_list(monkeypatch):
+    monkeypatch.setattr(RULES, "follows_tensordict", True)
+    one = TensorDict({"text": "a", "x": torch.zeros(3)})
+    assert one.expand(2)["text"] == ["a", "a"]
+    assert one.unsqueeze(0)["text"] == ["a"]
+    assert one.expand(2)[0]["text"] == one.unsqueeze(0).squeeze(0)["text"] == "a"
+    assert one[None]["text"] == one.reshape(1)["text"] == one.expand(())["text"] == "a"
+    assert TensorDict({"text": "a"}, [2]).unsqueeze(0)["text"] == "a"

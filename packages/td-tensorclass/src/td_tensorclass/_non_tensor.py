@@ -16,6 +16,7 @@ import torch
 from td_core import LinkedList, TensorCollection, default_is_leaf
 from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
+    RULES,
     MultiPlan,
     Node,
     PrintedNode,
@@ -232,6 +233,9 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
                 node._show(self, (0,))
             else:
                 node._stay_part_of(self)
+        # Programs of tensordict read a list where unsqueeze() or expand() gives the first dims to one value.
+        if plan.repeats and RULES.follows_tensordict and not self._batch_size and node._batch_size:
+            return node.maybe_to_stack()  # type: ignore[no-any-return]
         return node
 
     def _transform_multi(self, plan: MultiPlan) -> tuple[Self, ...]:

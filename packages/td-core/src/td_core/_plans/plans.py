@@ -50,6 +50,7 @@ class ShapePlan:
         creates_values: True if the result has new elements, which only tensors can hold.
         empties_stacks: True if the result has lazy stacks without leaves in place of lazy stacks.
         is_view: True if the result is a view wherever strides allow it.
+        repeats: True if the result repeats one element, as of ``unsqueeze`` and ``expand``.
     """
 
     __slots__ = ("batch", "lead", "leaf", "n", "spell", "steps")
@@ -57,6 +58,7 @@ class ShapePlan:
     creates_values: ClassVar[bool] = False
     empties_stacks: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
+    repeats: ClassVar[bool] = False
 
     def __init__(
         self, batch: Shape, steps: Sequence[Step], spell: Callable[[Any], Leaf], leaf: Leaf | None = None
@@ -160,6 +162,14 @@ class ViewPlan(ShapePlan):
     __slots__ = ()
 
     is_view = True
+
+
+class ExpandPlan(ViewPlan):
+    """Plan of ``unsqueeze`` or ``expand``."""
+
+    __slots__ = ()
+
+    repeats = True
 
 
 class ComputedPlan(ShapePlan):

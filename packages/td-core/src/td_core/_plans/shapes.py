@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import BatchSizeError, DimError
 from .plans import (
+    ExpandPlan,
     Leaf,
     ShapePlan,
     Sizes,
@@ -184,10 +185,10 @@ def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | S
 
 
 @cache_plans
-def unsqueeze_plan(batch: Shape, dim: int) -> ViewPlan:
+def unsqueeze_plan(batch: Shape, dim: int) -> ExpandPlan:
     """Build the plan of ``unsqueeze``."""
     dim = wrap_dim(dim, len(batch) + 1)
-    return ViewPlan(batch[:dim], (Step(dim, dim, Reshape((1,))),), _spell_unsqueeze)
+    return ExpandPlan(batch[:dim], (Step(dim, dim, Reshape((1,))),), _spell_unsqueeze)
 
 
 def _spell_unsqueeze(plan: ViewPlan) -> Leaf:
@@ -211,7 +212,7 @@ def _spell_squeeze(plan: ViewPlan) -> Leaf:
 
 
 @cache_plans
-def expand_plan(batch: Shape, shape: Sequence[int]) -> ViewPlan:
+def expand_plan(batch: Shape, shape: Sequence[int]) -> ExpandPlan:
     """Build the plan of ``expand``: a size of -1 keeps the size of that dim."""
     added = len(shape) - len(batch)
     if added < 0:
@@ -230,7 +231,7 @@ def expand_plan(batch: Shape, shape: Sequence[int]) -> ViewPlan:
                 f"expand: size {size} is not possible for {where} ({list(batch)} to {list(shape)})"
             )
         steps.append(Step(dim, dim + 1, Range(0, size)))
-    return ViewPlan(batch, tuple(steps), _spell_expand)
+    return ExpandPlan(batch, tuple(steps), _spell_expand)
 
 
 @cache_plans
