@@ -243,3 +243,13 @@ def test_pin_memory_pins_all_leaves(make_nested: Any) -> None:
     assert td.pin_memory_() is td
     assert all(leaf.is_pinned() for leaf in td._leaves())
     assert td.to("cuda", non_blocking_pin=True, num_threads=2).device.type == "cuda"
+
+
+def test_share_memory_of_uneven_stack_shares_members() -> None:
+    stack = TensorDict.lazy_stack(
+        [TensorDict(a=torch.ones(2), b={"c": torch.ones(1)}), TensorDict(a=torch.ones(3))]
+    )
+    assert stack.share_memory_() is stack
+    assert all(leaf.is_shared() for member in stack.unbind(0) for leaf in member.values(True, True))
+    nested = TensorDict(n=TensorDict.lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3))]))
+    assert nested.share_memory_().is_shared()

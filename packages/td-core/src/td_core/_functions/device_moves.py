@@ -22,7 +22,7 @@ from .._tree.devices import as_device, set_device_labels, wait_for
 from .._tree.locks import check_in_memory, check_unlocked_below
 from .._tree.node import Core, CoreT, identity
 from .._tree.stored_leaves import as_memory, is_stored
-from .._tree.walks import get_path, walk_levels, zip_walk
+from .._tree.walks import Position, get_path, has_entries, list_holders, zip_walk
 from .._writes.check import LEAF_ERRORS, describe_leaf, rephrase_error
 from ..typing import DeviceType, DtypeLike, NestedKey
 from .dtypes import CASTS, CastFilter, cast_some
@@ -183,10 +183,15 @@ def share_leaves(node: Core) -> None:
 
 def _find_values(node: Core) -> tuple[str, ...] | None:
     """Return the key path of an entry that holds Python values, or None."""
-    for _, position, entries in walk_levels(node):
-        for key, child in entries.items():
-            if not isinstance(child, Tensor) and child._is_value and not child._leaves():
-                return get_path(position, key)
+    todo: list[tuple[Core, Position]] = [(node, None)]
+    while todo:
+        level, position = todo.pop()
+        for holder in list_holders(level):  # an uneven stack cannot read its entries
+            for key, child in holder._children().items():
+                if has_entries(child):
+                    todo.append((child, (position, key)))
+                elif not isinstance(child, Tensor) and not child._leaves():
+                    return get_path(position, key)
     return None
 
 
