@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import td_core
 import td_memmap
 from td_core import TensorDict, lazy_stack
 from td_core.errors import CodecError, KeyPathError, StructureError
@@ -234,6 +235,51 @@ def test_memmap_refresh_reloads_replaced_save(nest: Any, prefix: Path) -> None:
         nest.memmap_refresh_()
     with pytest.raises(RuntimeError, match="mapped to anonymous files"):
         nest.memmap().memmap_refresh_()
+
+
+READERS: dict[str, Any] = {
+    "open": td_core.open,
+    "open r+": lambda path: td_core.open(path, mode="r+"),
+    "load": TensorDict.load_memmap,
+    "load r": lambda path: TensorDict.load_memmap(path, mode="r"),
+    "locked": lambda path: TensorDict.load_memmap(path).lock_(),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_memmap_refresh_of_loaded_collection_keeps_its_mode(name: str, prefix: Path) -> None:
+    pytest.importorskip("td_tensorclass")
+    TensorDict({"a": torch.zeros(2), "s": ["u", "v"], "n": {"s": ["u", "v"]}}, [2]).memmap(prefix)
+    reader, writer = READERS[name](prefix), TensorDict.load_memmap(prefix)
+    was_locked = reader.is_locked
+    writer[1] = {"a": 5.0, "s": "new", "n": {"s": "below"}}
+    writer.memmap_().make_memmap("b", (2,))
+    assert reader["s"] == ["u", "v"]
+    assert reader.memmap_refresh_() is reader
+    assert reader["s"] == ["u", "new"]
+    assert reader["n", "s"] == ["u", "below"]
+    assert reader["b"].tolist() == [0, 0]
+    assert (reader.is_locked, reader.is_memmap()) == (was_locked, False)
+    reader[0] = {"a": 7.0, "s": "mine"}
+    is_read_only = name in ("open", "load r")
+    found = TensorDict.load_memmap(prefix)
+    assert (found["a"].tolist(), found["s"]) == (
+        ([0, 5], ["u", "new"]) if is_read_only else ([7, 5], ["mine", "new"])
+    )
+
+
+def test_memmap_refresh_of_loaded_part_reloads_it(prefix: Path) -> None:
+    TensorDict({"n": {"a": torch.zeros(2)}, "a": torch.ones(2)}, [2]).memmap(prefix)
+    loaded = td_core.open(prefix)
+    TensorDict({"n": {"a": torch.ones(2)}, "a": torch.ones(2)}, [2]).memmap(prefix)
+    assert loaded["n"].memmap_refresh_()["a"].tolist() == [1, 1]
+    for part in (loaded[:1], loaded.clone(), loaded.copy().unlock_().set("b", torch.zeros(2))):
+        with pytest.raises(StructureError, match="is not memory-mapped, or it is a part of a save"):
+            part.memmap_refresh_()
+    TensorDict({"n": {"a": torch.ones(3)}, "a": torch.ones(3)}, [3]).memmap(prefix)
+    with pytest.raises(StructureError, match=r"batch size \[3\] now, and the collection \[2\]"):
+        loaded.memmap_refresh_()
+    assert loaded["a"].tolist() == [1, 1]
 
 
 def test_memmap_refresh_other_kind_raises(prefix: Path) -> None:

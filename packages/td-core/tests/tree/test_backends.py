@@ -105,6 +105,6 @@ def test_default_keeper_stores_nothing() -> None:
     with keeper.lock(td):
         keeper.check(td, ["value"])
         keeper.write(td)
-    assert keeper.reload(td, writes=True) is None
+    assert keeper.reload(td, writes=True) is keeper.read_again(td) is None
     assert keeper.of_each() is keeper.of_part() is keeper
     assert type(copy.copy(keeper)) is Keeper

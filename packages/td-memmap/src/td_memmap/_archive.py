@@ -569,8 +569,8 @@ class _ArchiveReader(Reader):
             self.tree.path,
         )
 
-    def _keeps_values(self) -> bool:
-        return self.options.keeper is not None and self.options.mode == "r+" and self.device.type == "cpu"
+    def _choose_keeper(self) -> Callable[..., Any] | None:
+        return self.options.keeper if self.options.mode == "r+" else None
 
     def keeper(self, node: Node) -> Any:
         path = self.tree.show(node.parts)
@@ -578,7 +578,7 @@ class _ArchiveReader(Reader):
             f"cannot write the values of {path}: an archive is written in place, and their place has the size that they "
             "have now; unpack_memmap() it, and load the directory"
         )
-        make: Any = self.options.keeper
+        make: Any = self.keeps
         return make(path, refused=why)
 
 

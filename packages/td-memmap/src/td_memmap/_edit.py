@@ -18,7 +18,16 @@ from torch import Tensor, nn
 
 from td_core import TensorCollection, kinds
 from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureError
-from td_core.spi import Node, add_check_line, as_dtype, make_dense, show_path, unravel_key_to_tuple, visit
+from td_core.spi import (
+    Node,
+    add_check_line,
+    as_dtype,
+    lock,
+    make_dense,
+    show_path,
+    unravel_key_to_tuple,
+    visit,
+)
 from td_core.typing import DtypeLike, NestedKey
 
 from . import _file_names, _fs
@@ -28,6 +37,7 @@ from ._fs import DirectoryTree
 from ._load import LoadOptions, load_directory
 from ._memmap_backend import CollectionT, MemmapBackend, attach_backend, get_backend, get_directory
 from ._meta import LIMIT, Location, has_level, is_written, list_possible_names, parse_level, read_json
+from ._origin import find_loaded
 from ._plan import GENERAL, encode_node, list_file_names, make_plan
 from ._shapes import Shape, as_shape, has_prefix, show_shape
 from ._tensor import MemoryMappedTensor
@@ -227,31 +237,75 @@ def _stale_save_error(name: str, what: str) -> StructureError:
 
 
 def refresh(data: CollectionT, *, allow_pickle: bool = False) -> CollectionT:
-    """Reload a mapped collection from its save; raise StructureError if the save is of another kind or missing."""
-    saved = _require_backend(data)
+    """Reload a mapped or loaded collection from its save; raise StructureError if the save is of another kind or missing."""
+    saved = get_backend(data)
+    if saved is None:
+        return _refresh_loaded(data, allow_pickle)
     if saved.path is None:
         raise StructureError(
             "cannot refresh: the collection is mapped to anonymous files, which no save describes"
         )
     node: Any = data._inner()
-    record = encode_node(node)
-    if record.members or record.values:
-        raise StructureError(
-            f"cannot refresh a {type(data).__name__} as a whole: load_memmap({get_directory(data, saved)!r}), or refresh its "
-            "members, or the collection that holds it"
-        )
+    _check_has_entries(data, str(get_directory(data, saved)))
     loaded = load_directory(saved.path, LoadOptions(robust_key=saved.robust_key, allow_pickle=allow_pickle))
-    # Saves of tensordict have the collection in a TensorDictParams, not the TensorDictParams.
-    if kinds.of(loaded) not in (kinds.of(data), kinds.of(node)):
-        raise StructureError(
-            f"cannot refresh a {type(node).__name__}: {saved.path} holds a {type(loaded).__name__} now; load_memmap() it"
-        )
+    _check_same_kind(data, loaded, saved.path)
     above = saved.above
     if loaded.batch_size[: len(above)] != above:
         raise StructureError(
             f"cannot refresh: {saved.path} has the batch size {list(loaded.batch_size)} now, which the collection that holds "
             f"it, of {list(above)}, could not hold; call memmap_refresh_() on that one"
         )
+    _take_entries(data, loaded)
+    node._locked = False
+    return attach_backend(data, replace(saved, path=get_directory(data, saved)))
+
+
+def _refresh_loaded(data: CollectionT, allow_pickle: bool) -> CollectionT:
+    """Reload a collection that was loaded or opened, in the same mode."""
+    options = find_loaded(data)
+    if options is None:
+        raise StructureError(
+            f"this {type(data).__name__} is not memory-mapped, or it is a part of a save or has entries of several: load or open "
+            "the save again, or call memmap() or memmap_() first"
+        )
+    path = str(options.prefix)
+    _check_has_entries(data, path)
+    loaded = load_directory(path, replace(options, allow_pickle=allow_pickle))
+    _check_same_kind(data, loaded, path)
+    if loaded.batch_size != data.batch_size:
+        raise StructureError(
+            f"cannot refresh: {path} has the batch size {list(loaded.batch_size)} now, and the collection "
+            f"{list(data.batch_size)}; load or open it again"
+        )
+    node: Any = data._inner()
+    held, node._locked = node._locked, False
+    _take_entries(data, loaded)
+    if held:
+        lock(data, by_user=held is True)
+    return data
+
+
+def _check_has_entries(data: TensorCollection, path: str) -> None:
+    record = encode_node(data._inner())
+    if record.members or record.values:
+        raise StructureError(
+            f"cannot refresh a {type(data).__name__} as a whole: load_memmap({path!r}), or refresh its members, or the "
+            "collection that holds it"
+        )
+
+
+def _check_same_kind(data: TensorCollection, loaded: TensorCollection, path: str) -> None:
+    node = data._inner()
+    # Saves of tensordict have the collection in a TensorDictParams, not the TensorDictParams.
+    if kinds.of(loaded) not in (kinds.of(data), kinds.of(node)):
+        raise StructureError(
+            f"cannot refresh a {type(node).__name__}: {path} holds a {type(loaded).__name__} now; load_memmap() it"
+        )
+
+
+def _take_entries(data: TensorCollection, loaded: Any) -> None:
+    """Replace the entries, batch size and dim names of a collection by those of a loaded one."""
+    node: Any = data._inner()
     _keep_parameters(data, loaded)
     for key in list(node._children()):
         node._del_child(key)
@@ -259,8 +313,6 @@ def refresh(data: CollectionT, *, allow_pickle: bool = False) -> CollectionT:
     node._set_names(loaded._names)
     for key, child in encode_node(loaded._inner()).entries.items():
         data._set_child(key, child)
-    node._locked = False
-    return attach_backend(data, replace(saved, path=get_directory(data, saved)))
 
 
 def _keep_parameters(data: TensorCollection, loaded: Node) -> None:

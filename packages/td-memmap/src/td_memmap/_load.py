@@ -83,6 +83,8 @@ class LoadOptions(LoadMemmapOptions):
     complete: bool = True
     #: Factory of the object that writes changed values to a node's directory; None if values are not written back.
     keeper: Callable[..., Any] | None = None
+    #: The same for values that remain in memory when they are changed.
+    copier: Callable[..., Any] | None = None
     #: Whether values by rows are read.
     reads_rows: bool = True
 
@@ -209,7 +211,8 @@ class Reader:
         self.options = options
         self.nodes: list[Node] = []
         self.linked: dict[tuple[int, int], torch.UntypedStorage] = {}
-        self.guessed = self.keeps = False
+        self.guessed = False
+        self.keeps: Callable[..., Any] | None = None
         self.device = _CPU if options.device is None else torch.device(options.device)
         self._device_name = str(self.device)
         # In FakeTensorMode, torch.empty() returns a subclass; then no files are mapped.
@@ -226,7 +229,7 @@ class Reader:
                 node.entries[key] = leaf(node, key, entry)
         if not self.imagine and (self.device != _CPU or self.options.progress is not False):
             self._move()
-        self.keeps = not self.imagine and self._keeps_values()
+        self.keeps = None if self.imagine or self.device != _CPU else self._choose_keeper()
         # Build children before their parents.
         for node in reversed(self.nodes):
             try:
@@ -614,7 +617,7 @@ class Reader:
             built = level.kind.node_of(record, "" if level.general else FORMAT)
             if (outer := level.outer) is not None:
                 built = outer.kind.node_of(Record(outer.meta, members={outer.member: built}, cls=outer.cls))
-            if self.keeps and built._is_value:
+            if self.keeps is not None and built._is_value:
                 built._keeper = self.keeper(node)
             return built
         except MissingPluginError:
@@ -635,22 +638,21 @@ class Reader:
                     below._set_device(self.device)
         return meta
 
-    def _keeps_values(self) -> bool:
-        """Return True if in-place writes to values reach the save, as writes to leaves do."""
-        if self.options.keeper is None or self.options.mode == "r" or self.device != _CPU:
-            return False
+    def _choose_keeper(self) -> Callable[..., Any] | None:
+        """Return the factory of keepers: in-place writes to values reach the save if writes to leaves do."""
         leaves = (leaf for node in self.nodes for leaf in node.entries.values())
         places = [leaf._place for leaf in leaves if isinstance(leaf, MemoryMappedTensor)]
-        return not places or any(place.shared for place in places)
+        is_shared = self.options.mode != "r" and (not places or any(place.shared for place in places))
+        return self.options.keeper if is_shared else self.options.copier
 
     def keeper(self, node: Node) -> Any:
-        """Return the ValueFile that writes changed values of a node to the save."""
-        options: Any = self.options
+        """Return the keeper of the values of a node, which has their directory."""
+        make: Any = self.keeps
         above, tree = node.above if node.outer is None else node.outer, self.tree
         folder = _fs.identify_open(tree.fd(node.parts))
         parent = None if node.parent is None else node.parent.level
         rows = parent is not None and (parent.general or parent.meta.get(_file_names.MAY_HAVE_ROWS) is True)
-        return options.keeper(tree.show(node.parts), above, options.allow_pickle, folder=folder, rows=rows)
+        return make(tree.show(node.parts), above, bool(self.options.allow_pickle), folder=folder, rows=rows)
 
     def _check_nested(self, node: Node) -> None:
         size = node.level.batch_size

@@ -129,7 +129,7 @@ def _put_values(tree: TensorCollection, plan: Plan, values: Mapping[Parts, Any],
         try:
             if not all(one == two for one, two in zip(*sizes)):
                 raise BatchSizeError
-            result = held._with_batch_size(child.batch_size)
+            result = held if sizes[0] == sizes[1] else held._with_batch_size(child.batch_size)
             result._set_names(child._names)
             return result
         except BatchSizeError:

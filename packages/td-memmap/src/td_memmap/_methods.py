@@ -298,7 +298,7 @@ def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = Tru
     from ._load import LoadOptions, check_target, drop_missing
     from ._load_part import load_local
     from ._mapped_memory import check_mode
-    from ._value_file import ValueFile
+    from ._value_file import CopiedValues, ValueFile
 
     mode, device, out = chosen.mode, chosen.device, chosen.out
     check_mode(mode)
@@ -309,7 +309,9 @@ def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = Tru
             f"mode='r+' maps the files, so that writes reach them, and device={str(device)!r} copies the leaves; choose one"
         )
     named = type(out) if out is not None else cls
-    options = LoadOptions(**vars(chosen), named=named, complete=complete, keeper=ValueFile)
+    options = LoadOptions(
+        **vars(chosen), named=named, complete=complete, keeper=ValueFile, copier=CopiedValues
+    )
     if objects is not None:
         from ._object_saves import load_objects
 
@@ -440,8 +442,10 @@ def copy_save(data: CollectionT, options: LoadMemmapOptions) -> CollectionT:
 def memmap_refresh_(data: CollectionT, *, allow_pickle: bool | None = None) -> CollectionT:
     """Reload this collection from its save, with the changes of other processes.
 
+    A collection that was loaded, or opened in any mode, remains in that mode; entries that were set in memory are lost.
+
     Raises:
-        StructureError: the collection does not map a save.
+        StructureError: the collection is not one of a save: its leaves are in memory, or those of a part or of several saves.
 
     >>> td = TensorDict({"a": torch.arange(3)}).memmap("save")
     >>> _ = TensorDict({"b": torch.ones(2)}).memmap("save")

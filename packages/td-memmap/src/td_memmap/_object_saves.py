@@ -99,7 +99,7 @@ def _read_lazily(place: ObjectLocation, options: LoadOptions, mode: str = "r") -
     """Return the collection of a save, whose leaves are stored tensors."""
     if options.verify:
         check(place)
-    options = replace(options, keeper=None, mode=None, progress=False)
+    options = replace(options, keeper=None, copier=None, mode=None, progress=False)
     with open_tree(place) as tree:
         if options.subpath is not None:
             tree.base = find_directory(tree, options.subpath, robust_key=options.is_robust)

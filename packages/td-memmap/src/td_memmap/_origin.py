@@ -23,7 +23,7 @@ from ._load import LoadOptions, Reader, retry_on_replace
 from ._mapped_memory import source_of
 from ._memmap_backend import MemmapBackend
 from ._tensor import MemoryMappedTensor, Place, is_whole
-from ._value_file import ValueFile
+from ._value_file import CopiedValues, ValueFile
 
 
 def origin(tree: Node) -> MemmapBackend | None:
@@ -54,7 +54,7 @@ def _root(tree: Node) -> str | None:
     values = (
         (keeper.path, path)
         for keeper, path in keepers
-        if isinstance(keeper, ValueFile) and keeper.refused is None
+        if type(keeper) is ValueFile and keeper.refused is None
     )
     leaves = (
         (place.filename, path)
@@ -62,11 +62,41 @@ def _root(tree: Node) -> str | None:
         for place in _places(leaf)
         if place.filename
     )
-    for result, path in chain(values, leaves):
-        for _ in path:
-            result = os.path.dirname(result)
-        return result
+    for place, path in chain(values, leaves):
+        return _find_root(place, path)
     return None
+
+
+def find_loaded(tree: Node) -> LoadOptions | None:
+    """Return the options of the load of a collection, with its directory, or None if its leaves are not those of one save."""
+    encoded = encode(tree, format_name=FORMAT)
+    found: set[tuple[str, str | None]] = set()
+    for leaf, path in zip(encoded.leaves, encoded.leaf_paths()):
+        places = _places(leaf)
+        if not places or (isinstance(leaf, MemoryMappedTensor) and not is_whole(leaf)):
+            return None
+        found |= {(_find_root(place.filename or "", path), place.mode) for place in places}
+    if not encoded.leaves:
+        keepers = [(node._keeper, path) for node, path in zip(encoded.objects, encoded.node_paths())]
+        found |= {
+            (_find_root(keeper.path, path), "r" if type(keeper) is CopiedValues else None)
+            for keeper, path in keepers
+            if isinstance(keeper, ValueFile) and keeper.refused is None
+        }
+    if len(found) != 1:
+        return None
+    ((root, mode),) = found
+    return (
+        LoadOptions(prefix=root, mode=mode, keeper=ValueFile, copier=CopiedValues)
+        if os.path.isdir(root)
+        else None
+    )
+
+
+def _find_root(place: str, path: tuple[str, ...]) -> str:
+    for _ in path:
+        place = os.path.dirname(place)
+    return place
 
 
 def _places(leaf: Tensor) -> list[Place]:

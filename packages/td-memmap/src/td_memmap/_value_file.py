@@ -12,11 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 
-from td_core.errors import CodecError, StructureError
-from td_core.spi import Keeper, Node, add_check_line, set_module, split_value
+from td_core.errors import CodecError, FormatError, StructureError
+from td_core.spi import Keeper, Node, Record, add_check_line, set_module, split_value
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree
@@ -41,6 +43,7 @@ class ValueFile(Keeper):
         refused: why the values cannot be written; None if they can.
         seen: inode and time of the file that was last read or written.
         rows: whether one value for a batch may become values by rows when a part of the batch is written.
+        known: the number of the files of values by rows, the slots and the values that were read last; not in a pickle.
     """
 
     path: str
@@ -51,24 +54,65 @@ class ValueFile(Keeper):
     refused: str | None = None
     seen: object = None
     rows: bool = False
+    known: Any = None
+
+    def __getstate__(self) -> tuple[object, JsonObject]:
+        return None, {name: getattr(self, name) for name in ValueFile.__slots__ if name != "known"}
 
     def __setstate__(self, state: tuple[object, JsonObject]) -> None:
-        # Pickles of older releases lack the last attribute.
-        for name, value in {"rows": False, **state[1]}.items():
+        # Pickles of older releases lack the last attributes.
+        for name, value in {"rows": False, "known": None, **state[1]}.items():
             setattr(self, name, value)
 
     def reload(self, node: Node, *, writes: bool = False) -> Node | None:
         """Reload the values if their file was replaced and they are ``shared`` or about to be written, else return None."""
-        if self.refused is not None or not (self.shared or writes):
+        return self._load_changed(node) if self.refused is None and (self.shared or writes) else None
+
+    def read_again(self, node: Node) -> Node | None:
+        """Return a node with the values that are in the files now; None for a part of the batch of one value."""
+        if self.refused is not None:
             return None
+        loaded = self._load_changed(node)
+        if loaded is None:
+            return node
+        size = loaded.batch_size
+        if not loaded._is_value or size != node.batch_size[: len(size)]:
+            raise self._stale_error(node, "read")
+        if size != node.batch_size:  # one value for a batch, which its parent has
+            loaded = loaded._with_batch_size(node.batch_size)
+        loaded._keeper = self.of_each()
+        return loaded
+
+    def _load_changed(self, node: Node) -> Node | None:
+        """Load the values if the metadata was replaced, or its time was set, since they were read."""
         file = self._file()
         if file is None or file == self.seen:
             return None
-        loaded: Node = load_directory(self.path, LoadOptions(allow_pickle=self.allow_pickle))
+        loaded: Node | None = self._load_rows(node)
+        if loaded is None:
+            loaded = load_directory(self.path, LoadOptions(allow_pickle=self.allow_pickle))
         # Mark the file as seen only if it still has the class of the node; otherwise the next call tries again.
         if type(loaded) is type(node):
             self.seen = file
         return loaded
+
+    def _load_rows(self, node: Node) -> Any:
+        """Return a node with the values by rows whose slots differ from those read last; None if all must be loaded."""
+        try:
+            with DirectoryTree.at_path(self.path) as tree:
+                level = self._read_level(tree)
+                saved = self._find_rows(tree, level, node)
+                if saved is None or level.kind is None or "joints" in level.meta:
+                    return None
+                number, old, known = self.known or (None, None, [None] * saved.count)
+                slots, values = saved.read_slots(), list(known)
+                changed = np.arange(len(slots)) if number != saved.number else np.flatnonzero(slots != old)
+                for place, value in zip(changed.tolist(), saved.read(slots[changed]), strict=True):
+                    values[place] = value
+        except (FormatError, FileNotFoundError):
+            return None  # Another process has replaced the files; a damaged one is an error of the load.
+        self.known = saved.number, slots, values
+        return level.kind.node_of(Record(level.meta, values={"data": list(values)}))
 
     def check(self, node: Node, values: Sequence[object]) -> None:
         """Raise StructureError if the values cannot be written, and CodecError for a value that cannot be stored."""
@@ -102,7 +146,7 @@ class ValueFile(Keeper):
         """Write the values at ``places`` if the save has values by rows. Return False if all values must be written."""
         try:
             with DirectoryTree.at_path(self.path) as tree:
-                saved = self._find_rows(tree, node)
+                saved = self._find_rows(tree, self._read_level(tree), node)
                 if saved is None:
                     return False
                 before = self._file()
@@ -118,9 +162,8 @@ class ValueFile(Keeper):
             self.seen = self._file()
         return True
 
-    def _find_rows(self, tree: DirectoryTree, node: Node) -> SavedRows | None:
+    def _find_rows(self, tree: DirectoryTree, level: Level, node: Node) -> SavedRows | None:
         """Return the values by rows in a directory; None if there are none, or not those of ``node``."""
-        level = self._read_level(tree)
         value = level.values.get("data") if level.general else None
         count = node.batch_size.numel()
         if (
@@ -191,11 +234,42 @@ class ValueFile(Keeper):
         result = _fs.get_status(os.path.join(self.path, _file_names.META))
         return None if result is None else (result.st_ino, result.st_mtime_ns)
 
-    def _stale_error(self, node: Node) -> StructureError:
+    def _stale_error(self, node: Node, what: str = "write") -> StructureError:
         return StructureError(
-            f"cannot write a {type(node).__name__}: {self.path} holds something else by now; load it again, or call "
+            f"cannot {what} a {type(node).__name__}: {self.path} holds something else by now; load it again, or call "
             "memmap_refresh_() on the collection that holds this"
         )
 
     def _codec_error(self, error: CodecError) -> CodecError:
         return CodecError(f"cannot write what is saved at {self.path}: {error}")
+
+
+@set_module("td_memmap.memmap_pickles")
+class CopiedValues(ValueFile):
+    """Directory of a value node whose writes remain in memory, as those to leaves that are mapped with the mode ``"r"``."""
+
+    __slots__ = ()
+
+    def reload(self, node: Node, *, writes: bool = False) -> None:
+        """Return None: the values are those of the load until :meth:`read_again`."""
+
+    def check(self, node: Node, values: Sequence[object]) -> None:
+        """Accept all values."""
+
+    @contextlib.contextmanager
+    def lock(self, node: Node) -> Iterator[None]:
+        """Lock nothing."""
+        yield
+
+    def write_rows(
+        self,
+        node: Node,
+        places: Sequence[int],
+        values: Sequence[object],
+        separate: Sequence[bool] | None = None,
+    ) -> bool:
+        """Return True: nothing is to be written."""
+        return True
+
+    def write(self, node: Node) -> None:
+        """Write nothing."""

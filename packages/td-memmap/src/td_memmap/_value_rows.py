@@ -239,6 +239,18 @@ class SavedRows:
     number: int
     size: int
 
+    def read_slots(self) -> Slots:
+        """Return the slots; they are read before the values to which they point."""
+        return read_slots(self.tree, (), list_row_files(self.number)[0], self.count)
+
+    def read(self, slots: Slots) -> list[object]:
+        """Return the values of slots, without reading the rest of the heap."""
+        name = list_row_files(self.number)[1]
+        heap, status = self.tree.open((), name)
+        with _fs.closing(heap):
+            content = mmap.mmap(heap, status.st_size, access=mmap.ACCESS_READ)
+        return decode_rows(slots, cast("bytes", content), self.tree.show((), name))
+
     def write(self, places: Sequence[int], values: Sequence[object], separate: Sequence[bool] | None) -> bool:
         """Write values at ``places``; return True if the files should be replaced now by smaller ones."""
         if not len(places):

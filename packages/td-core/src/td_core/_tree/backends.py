@@ -82,6 +82,13 @@ class Keeper:
         ``writes`` is True before a write, which must not overwrite values of other processes.
         """
 
+    def read_again(self, node: Core) -> Core | None:
+        """Return a node with the values that are stored now, or ``node`` if they are those that were read last.
+
+        None means that this store cannot read them again.
+        """
+        return None
+
     def check(self, node: Core, values: Sequence[object]) -> None:
         """Raise an error if the values of ``node`` cannot be stored here."""
 
