@@ -19,8 +19,11 @@ from td_core.typing import DeviceType
 from ._order import as_positions, check_count, check_seed, make_generator, mix
 from ._ring_counters import RingCounters
 from ._ring_samplers import RingSampler
+from ._shared_values import read_values
 from ._views import set_entry
 
+#: How other processes get values.
+_OTHER_STORAGE = "use rows.memmap_like(directory), which they open with td_core.open(directory), or numbers in place of values"
 #: The sampler of a state without its name: by whether the sampler has a state.
 _GUESSES = {False: "RingSampler", True: "PrioritizedSampler"}
 
@@ -39,7 +42,8 @@ class ReplayBuffer:
         batch_size: rows, or slices, of a batch.
         seed: seed of the draws.
         path: file of counters for other processes: one writer and any number of readers, each with a buffer of its own on the
-            same storage and path. A row is whole for all of them, also if the writer is killed at any time.
+            same storage and path. A row is whole for all of them, also if the writer is killed at any time. Values, such as
+            strings, reach readers of a memory-mapped storage; of other storages they raise an error.
 
     >>> from td_data import ReplayBuffer
     >>> buffer = ReplayBuffer(3, batch_size=2)
@@ -81,6 +85,13 @@ class ReplayBuffer:
         is_shared = self.rows is not None and bool(self.rows.is_shared())
         path = None if path is None else os.path.abspath(path)
         self._counters = RingCounters(self.capacity, path, is_shared, not self._stored)
+        #: Number after the newest row whose values this process has.
+        self._seen = self.write_count
+        unread = None if self._counters.is_private else read_values(self.rows)
+        if unread is not None and path is not None and is_shared:
+            raise ValueError(
+                f"path= is for other processes, which do not get the values of {unread!r} from this storage: {_OTHER_STORAGE}"
+            )
 
     def _set_rows(self, rows: Any) -> None:
         """Take a storage, if batches of it can have the entries of the sampler and ``"index"``."""
@@ -180,6 +191,8 @@ class ReplayBuffer:
             for leaf in self._stored:
                 leaf.flush()
             counters.publish(stop)
+        if self._seen == first:
+            self._seen = stop
         if sampler.seen == first and count:
             sampler.add(first, stop, None if sampler.key is None else rows.get(sampler.key))
         return torch.arange(first, stop)
@@ -208,6 +221,7 @@ class ReplayBuffer:
             low, high = counters.read()
             if high <= low:
                 raise ValueError("the buffer is empty: extend() it first")
+            self._read_values(high)
             if self._sampler.seen < high:
                 self._catch_up(low, high)
             with counters.guard(exclusive=False):
@@ -227,6 +241,22 @@ class ReplayBuffer:
         return (
             self.rows[places] if places.ndim == 1 else self.rows[places.flatten()].unflatten(0, places.shape)
         )
+
+    def _read_values(self, high: int) -> None:
+        """Read the values of rows that another process has written since the last call.
+
+        Raises:
+            RuntimeError: the storage cannot do so.
+        """
+        if self._seen >= high or self._counters.is_private:
+            return
+        with self._counters.guard(exclusive=False):
+            unread = read_values(self.rows)
+        if unread is not None:
+            raise RuntimeError(
+                f"another process has written rows, whose values of {unread!r} this storage does not get: {_OTHER_STORAGE}"
+            )
+        self._seen = high
 
     def _catch_up(self, low: int, high: int) -> None:
         """Show the sampler rows that another process has written, or that were there before it."""
@@ -260,9 +290,12 @@ class ReplayBuffer:
         if isinstance(index, slice):
             index = self._list_numbers(index)
         numbers = as_positions(index, "index has numbers of rows", None)
+        high = self.write_count
+        self._read_values(high)
         with self._counters.guard(exclusive=False):
             rows = None if self.rows is None else self.rows[numbers.flatten() % self.capacity]
-        low, high = self._counters.read()
+        # Rows that are written meanwhile may have been read before, and those that are overwritten after.
+        low = self._counters.read()[0]
         wrong = numbers[(numbers < low) | (numbers >= high)]
         if len(wrong):
             raise _find_reason(int(wrong[0]), low, high)
@@ -334,6 +367,7 @@ class ReplayBuffer:
         elif rows is not None:
             self.rows[:] = rows
         counters.publish(written)
+        self._seen = written
         self._generator.set_state(state_dict["generator"])
         self._sampler.start(self.capacity)
         self._sampler.load_state_dict(state_dict["sampler"], state_dict["write_count"])
