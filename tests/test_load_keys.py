@@ -78,3 +78,77 @@ def test_load_rows_of_a_level_below_the_root_names_the_way(name: str, rows: Any,
         td_core.load(tmp_path / file, keys=["n"], rows=rows)
     level = td_core.load(tmp_path / file, keys=["n"])["n"]
     assert level[rows]["a"].tolist() == torch.arange(3)[rows].tolist()
+
+
+#: Formats that save a mapping with modules, and not collections alone.
+CHECKPOINTS = [name for name in FORMS if name not in ("consolidated", "parquet", "arrow")]
+
+
+@pytest.fixture(params=CHECKPOINTS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    package, name, options = FORMS[request.param]
+    pytest.importorskip(package)
+    options = {"format": request.param, **options}
+    options["format"] = {"archive": "memmap", "shards": "safetensors"}.get(request.param, options["format"])
+    td_core.save(make_mapping(), tmp_path / name, **options)
+    return tmp_path / name
+
+
+def make_mapping() -> dict[str, Any]:
+    model = torch.nn.Linear(2, 1)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 3.0)
+    mapping = {
+        "model": model,
+        "tied": model.weight,
+        "buffer": torch.arange(9),
+        "step": 3,
+        7: (torch.ones(2), torch.zeros(1)),
+    }
+    return {**mapping, "rows": TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3)}}, [3])}
+
+
+WEIGHT, BIAS = torch.full((1, 2), 3.0), torch.full((1,), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("model", {"model": {"weight": WEIGHT, "bias": BIAS}}),
+        (["model", "tied"], {"model": {"weight": WEIGHT, "bias": BIAS}, "tied": WEIGHT}),
+        ([("model", "weight")], {"model": {"weight": WEIGHT}}),
+        (["model.bias", "model.weight"], {"model": {"weight": WEIGHT, "bias": BIAS}}),
+        (["tied"], {"tied": WEIGHT}),
+        ([(7,)], {7: (torch.ones(2), torch.zeros(1))}),
+        ([(7, 0)], {7: (torch.ones(2),)}),
+        ([("rows", "b")], {"rows": {"b": {"c": torch.ones(3)}}}),
+        (["model", (7, 0)], {"model": {"weight": WEIGHT, "bias": BIAS}, 7: (torch.ones(2),)}),
+    ],
+)
+def test_load_keys_of_checkpoint_select_of_its_mapping(keys: Any, expected: Any, checkpoint: Path) -> None:
+    found = td_core.load(checkpoint, keys=keys)
+    if "rows" in found:
+        found["rows"] = found["rows"].to_dict()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_load_keys_of_checkpoint_take_an_iterator_and_values(checkpoint: Path) -> None:
+    assert td_core.load(checkpoint, keys=iter(["step"])) == {"step": 3}
+    assert td_core.load(checkpoint, keys=[]) == {}
+
+
+def test_load_missing_key_of_checkpoint_lists_its_keys(checkpoint: Path) -> None:
+    with pytest.raises(
+        KeyError, match=r"checkpoint .* has no 'missing'; its keys: 'model', 'tied', 'buffer', 'step'"
+    ):
+        td_core.load(checkpoint, keys=["step", "missing"])
+
+
+def test_load_missing_key_of_checkpoint_is_left_out_unless_strict(checkpoint: Path) -> None:
+    assert td_core.load(checkpoint, keys=["step", "missing"], strict=False) == {"step": 3}
+
+
+def test_load_keys_of_checkpoint_into_objects_returns_rest(checkpoint: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    assert td_core.load(checkpoint, into={"model": model}, keys=["model", "step"]) == {"step": 3}
+    assert model.weight.equal(WEIGHT)

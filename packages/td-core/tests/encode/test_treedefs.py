@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from td_core import TensorDict
-from td_core._encode.treedefs import LeafName, flatten_checkpoint, unflatten_checkpoint
+from td_core._encode.treedefs import LeafName, Selecting, flatten_checkpoint, unflatten_checkpoint
 from td_core._encode.value_codec import is_same_value
 from td_core.errors import CodecError, FormatError
 from td_core.spi import join_value, split_value
@@ -199,3 +199,33 @@ def test_flatten_generator_of_numpy_names_its_state(name: str, instead: str) -> 
     random = pytest.importorskip("numpy").random
     with pytest.raises(CodecError, match=f"save {instead} in its place"):
         flatten_checkpoint({"a": getattr(random, name)(0)})
+
+
+@pytest.mark.parametrize(
+    ("keys", "selected", "entries"),
+    [
+        (["m"], {"m": {"a.b": "t"}}, ["m.a.b"]),
+        ([("m", "a.b")], {"m": {"a.b": "t"}}, ["m.a.b"]),
+        (["m.a"], {"m": {"a.b": "t"}}, ["m.a.b"]),
+        (["n", "empty"], {"n": 3, "empty": []}, []),
+        ([("l", 1)], {"l": ["t"]}, ["l.1"]),
+        ([("l", 0)], {"l": [1]}, []),
+        ([("tied",)], {"tied": "t"}, ["m.a.b"]),
+    ],
+)
+def test_selecting_keeps_what_is_at_keys(keys: Any, selected: Any, entries: list[str]) -> None:
+    tensor = torch.ones(2)
+    tree = {"m": {"a.b": tensor}, "n": 3, "empty": [], "l": [1, torch.zeros(1)], "tied": tensor}
+    treedef, _ = flatten_checkpoint(tree)
+    walk = Selecting(keys)
+    found = walk.select(treedef)
+    # A "t" stands for the entry.
+    assert repr(found) == repr(selected).replace("'t'", repr(LeafName(entries[0])) if entries else "")
+    assert (walk.entries, walk.missing) == ([(name,) for name in entries], set())
+
+
+def test_selecting_lists_missing_keys_and_paths_below_collections() -> None:
+    treedef, _ = flatten_checkpoint({"rows": TensorDict({"a": torch.ones(2)}), "b": 1})
+    walk = Selecting([("rows", "a"), "c", "bb"])
+    assert walk.select(treedef) == {"rows": LeafName("rows")}
+    assert (walk.entries, walk.missing) == ([("rows", "a")], {"c", "bb"})

@@ -7,7 +7,7 @@ a ``state_dict`` that neither of them can store raises an error with its key pat
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -17,10 +17,14 @@ from .._torch.kernels import PLAIN
 from .._tree.node import Child, Core
 from .._tree.shared_memory import get_memory_key
 from ..errors import CodecError, FormatError
+from ..typing import NestedKey
 from .value_codec import MAX_DEPTH, split
 from .value_types import VALUES, LeafSerializer
 
 _PLAIN_VALUES = frozenset({str, int, float, bool, type(None)})
+
+#: The selected part of a treedef of which nothing is selected.
+_NOTHING = object()
 
 #: What to save in place of an object, by the name of its class.
 _INSTEAD = {
@@ -172,6 +176,50 @@ def flatten_checkpoint(tree: Tree) -> tuple[object, dict[str, Child]]:
         name: leaf.detach() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
         for name, leaf in leaves
     }
+
+
+class Selecting:
+    """A walk over a treedef that selects what is at some keys, and lists the key paths of the entries that this needs.
+
+    >>> walk = Selecting(["a"])
+    >>> walk.select({"a": [LeafName("a.0"), 3], "b": 4}), walk.entries, walk.missing
+    ({'a': [LeafName(name='a.0'), 3]}, [('a.0',)], set())
+    """
+
+    def __init__(self, keys: Iterable[NestedKey]) -> None:
+        #: Keys joined by dots, as in the names of entries.
+        self.keys = [key if isinstance(key, str) else ".".join(map(str, key)) for key in keys]
+        self.missing = set(self.keys)
+        self.entries: list[tuple[str, ...]] = []
+
+    def select(self, tree: Tree) -> Tree:
+        """Return the part of a treedef."""
+        part = self._select(tree, "")
+        return type(tree)() if part is _NOTHING else part
+
+    def _select(self, tree: Tree, name: str) -> Tree:
+        """Return the part of a treedef at a name; ``_NOTHING`` if none of it is selected."""
+        whole = {key for key in self.keys if f"{name}.".startswith(f"{key}.")}
+        self.missing -= whole
+        cls = type(tree)
+        if cls is LeafName:
+            below = {key for key in self.keys if key.startswith(f"{name}.")}
+            self.missing -= below
+            rests: list[tuple[str, ...]] = [tuple(key[len(name) + 1 :].split(".")) for key in sorted(below)]
+            self.entries += [(tree.name, *rest) for rest in ([()] if whole else rests)]
+            return tree if whole or below else _NOTHING
+        if cls is _StateDict:
+            entries = self._select(tree.entries, name)
+            return entries if entries is _NOTHING else _StateDict(entries, tree.metadata)
+        if cls not in (list, tuple, dict, OrderedDict):
+            return tree if whole else _NOTHING
+        is_dict = issubclass(cls, dict)
+        made = []
+        for key, item in tree.items() if is_dict else enumerate(tree):
+            part = self._select(item, f"{name}.{key}" if name else str(key))
+            if part is not _NOTHING:
+                made.append((key, part) if is_dict else part)
+        return cls(made) if made or whole else _NOTHING
 
 
 def unflatten_checkpoint(treedef: Tree, entries: Mapping[str, Child]) -> Tree:

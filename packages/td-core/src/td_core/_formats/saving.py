@@ -131,7 +131,8 @@ def open(
         path: location of the save, as for :func:`load`.
         mode: ``"r"`` never changes the store: a write raises, or, if the leaf is mapped memory, stays in this process.
             ``"r+"`` writes into the store. ``"c"`` keeps writes in the memory of this process.
-        keys: keys or key paths to open, with all that is below them; a tuple is one key path. None opens all.
+        keys: keys or key paths to open, with all that is below them; a tuple is one key path; of a checkpoint, names of its
+            tensors. None opens all.
         format: as for :func:`load`.
         **options: options of the format, and ``verify``, as for :func:`load`.
 

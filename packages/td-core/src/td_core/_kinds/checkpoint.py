@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
-from .._encode.treedefs import Tree, flatten_checkpoint, unflatten_checkpoint
+from .._encode.treedefs import Selecting, Tree, flatten_checkpoint, unflatten_checkpoint
 from .._formats.locations import Location, as_location, show_location
 from .._formats.object_locations import find_place
 from .._formats.saving import list_shards, load_as_class, save_collection
-from .._formats.serializers import SERIALIZERS, Serializer
+from .._formats.serializers import SERIALIZERS, Serializer, list_options
 from .._methods.collection import TensorCollection
 from .._tree.defaults import show_path, type_error
 from .._tree.node import Child, Core, Walked
@@ -132,7 +132,7 @@ def load(
         format: name of a registered format; None selects the format that recognises ``path``.
         **options: options of the format. With every format, ``verify=True`` checks first what :func:`verify` checks: the whole
             save is read, and the hashes that ``save(checksums=True)`` has recorded are compared. With every format of the
-            project, ``keys`` are those to load, with all that is below them.
+            project, ``keys`` are those to load, with all that is below them; of a checkpoint, those of the mapping.
 
     Returns:
         The collection; or the mapping, in memory, without what was loaded ``into`` objects. Tensors that were tied are tied.
@@ -158,9 +158,39 @@ def load(
             "into={...} loads all of each object, and strict=False does not change that; to load a part, call "
             f"load_state_dict(load(path)[{key!r}], strict=False) of the object"
         )
-    loaded = load_as_class(None, path, format, options)
+    if options.get("keys") is None:
+        loaded = load_as_class(None, path, format, options)
+    else:
+        loaded = _load_keys(path, format, options)
     result = loaded.to_tree() if isinstance(loaded, Checkpoint) else loaded
     return result if into is None else load_into(result, into, show_location(as_location(path)))
+
+
+def _load_keys(path: Location, format: str | None, options: dict[str, Any]) -> Any:
+    """Load the keys of a save; those of a checkpoint are key paths in its mapping, or names of its tensors."""
+    keys = options["keys"]
+    keys = [keys] if isinstance(keys, (str, tuple)) else list(keys)
+    try:
+        loaded = load_as_class(None, path, format, {**options, "keys": keys})
+    except KeyError:
+        # A format has the names of the tensors only, not the keys of the mapping.
+        serializer = SERIALIZERS.for_loading(find_place(path, options.get("storage_options")), format)
+        outline = {name: value for name, value in options.items() if name not in ("keys", "verify")}
+        if "device" in (list_options(serializer, "load") or ()):
+            outline["device"] = "meta"
+        loaded = load_as_class(None, path, format, outline)
+        if not isinstance(loaded, Checkpoint):
+            raise
+    if not isinstance(loaded, Checkpoint):
+        return loaded
+    walk = Selecting(keys)
+    treedef = walk.select(loaded.treedef)
+    if walk.missing and options.get("strict", True):
+        where = _locate(show_location(as_location(path)), ())
+        raise KeyMismatchError(f"{where} has no {_join(walk.missing)}; its keys: {_join(loaded.treedef)}")
+    if walk.entries:
+        loaded = load_as_class(None, path, format, {**options, "keys": walk.entries})
+    return Checkpoint(loaded._tensordict, treedef)
 
 
 class _Target(NamedTuple):
