@@ -45,6 +45,20 @@ def test_gather_and_stack_writes_items_of_other_ranks(four: Any, lazy: bool) -> 
     assert four.run(gather_to_rank, 2, lazy) == [None, None, ([0.0, 1.0, 3.0], [0, 1, 3]), None]
 
 
+def gather_uneven(rank: int) -> Any:
+    rows = TensorDict({"a": torch.full((rank,), float(rank))})
+    members = [item["a"].tolist() for item in TensorDict.lazy_stack(rows.all_gather()).tensordicts]
+    if rank:
+        return members, rows.gather_and_stack(0)
+    room = TensorDict.lazy_stack([TensorDict() for _ in range(3)])
+    return members, [item["a"].tolist() for item in room.gather_and_stack(0).tensordicts]
+
+
+def test_uneven_rows_are_gathered_into_a_lazy_stack(four: Any) -> None:
+    rows = [[], [1.0], [2.0, 2.0], [3.0, 3.0, 3.0]]
+    assert four.run(gather_uneven) == [(rows, rows[1:]), (rows, None), (rows, None), (rows, None)]
+
+
 def gather_parameters(rank: int) -> Any:
     if rank:
         return TensorDict({"w": torch.full((3,), 5.0)}).gather_and_stack(0)

@@ -87,3 +87,17 @@ def test_nested_compile_region_keeps_non_tensor(name: str, make: Callable[[], An
     region = torch.compiler.nested_compile_region(lambda td: getattr(td, name)())
     result = torch.compile(lambda td: region(td), backend="aot_eager", fullgraph=True)(td)
     assert str(result.to_dict()) == str(getattr(td, name)().to_dict())
+
+
+@pytest.mark.parametrize("index", [torch.tensor([True, False]), torch.tensor([1, 0])])
+def test_tensor_index_of_values_in_a_graph_names_ways_out(index: torch.Tensor) -> None:
+    data = TensorDict({"x": torch.arange(2.0), "s": ["a", "b"]}, [2])
+    torch._dynamo.reset()
+    read = torch.compile(lambda data, index: data[index]["x"], backend="eager", fullgraph=True)
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported,
+        match=r"exclude\(\) the key of the column or call filter_non_tensor_data",
+    ):
+        read(data, index)
+    for part in (data.exclude("s"), data.filter_non_tensor_data()):
+        assert torch.equal(read(part, index), data["x"][index])

@@ -488,3 +488,23 @@ def test_write_to_view_with_added_dims_changes_value(show: Any, index: Any) -> N
     view = show(td)
     view[index] = TensorDict({"n": {"k": "z"}, "x": 1.0}).expand(view[index].batch_size)
     assert (td["n", "k"], td["x"].item()) == ("z", 1)
+
+
+@pytest.mark.parametrize(
+    "index", [1, slice(0, 2), torch.tensor([True, False, True]), torch.tensor([0, 2]), ...]
+)
+@pytest.mark.parametrize("kind", ["dense", "lazy"])
+def test_write_of_a_dict_into_values_names_non_tensor_data(kind: str, index: Any) -> None:
+    rows = [TensorDict({"x": torch.zeros(()), "c": NonTensorData({"i": i})}) for i in range(3)]
+    td = lazy_stack(rows) if kind == "lazy" else torch.stack(rows)
+    with pytest.raises(
+        StructureError, match=r"key 'c' at an index: .*a dict that is a value needs NonTensorData\(dict\)"
+    ):
+        td[index] = {"x": 1.0, "c": {"i": 5}}
+    assert not td["x"].any() and td["c"] == [{"i": 0}, {"i": 1}, {"i": 2}]
+    td[index] = {"x": 1.0, "c": NonTensorData({"i": 5})}
+    assert td[2 if index is ... else index].get("x").all()
+    with pytest.raises(
+        StructureError, match=r"key 'c' in place: .*NonTensorData\(dict\) for a dict that is a value"
+    ):
+        td[0].update_({"c": {"i": 5}})

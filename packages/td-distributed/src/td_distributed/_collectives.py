@@ -246,7 +246,8 @@ def gather_and_stack(self: CollectionT, dst: int, group: ProcessGroup | None = N
     """Stack the collections of all other ranks into the collection of the rank ``dst``, in place.
 
     On the rank ``dst`` the first dim of this collection has one position per other rank; missing entries are added.
-    The items may have different structures if this collection is a lazy stack.
+    The items may have different keys and shapes if this collection is a lazy stack of empty collections; entries that
+    are there are written in place, and need equal shapes. ``lazy_stack(td.all_gather())`` needs no room for them.
 
     Args:
         dst: rank in the global group.

@@ -224,7 +224,7 @@ def send(
 ) -> None:
     """Send this collection to a process that calls :meth:`recv`.
 
-    For a memory-mapped collection below the receiver's ``root``, only the path of its files is sent.
+    For the result of ``memmap`` or ``load_memmap(path).memmap_()`` below the receiver's ``root``, only the path is sent.
 
     Args:
         dst: rank of the receiver in the global group.

@@ -317,8 +317,9 @@ def read_positions(index: Tensor) -> object:
     # Break the graph: in a graph, members would be copied, and writes to the copies would be lost.
     if torch.compiler.is_compiling():
         break_graph(
-            "which members of a lazy stack a tensor selects is not known in a graph: index with a list, a range, a slice or "
-            "an int, or densify() the stack first"
+            "which members of a lazy stack a tensor selects is not known in a graph, nor which values of a column of strings: "
+            "index with a list, a range, a slice or an int; or first densify() the stack, and exclude() the key of the column "
+            "or call filter_non_tensor_data()"
         )
     try:
         return index.tolist()

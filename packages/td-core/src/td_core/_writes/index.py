@@ -301,8 +301,14 @@ def as_leaf(entry: Child, target: Tensor, path: Path) -> Tensor:
 def form_error(target: Child, value: object, path: Path) -> StructureError:
     """Return the error for a value that is not of the form of its entry: a leaf, a node or a value."""
     what = "tensor" if isinstance(target, Tensor) else type(target).__name__
+    # A dict is a node, unless it is said to be a value.
+    hint = (
+        ""
+        if isinstance(target, Tensor) or has_entries(target)
+        else "; a dict that is a value needs NonTensorData(dict)"
+    )
     return StructureError(
-        f"cannot write {show_path(path)} at an index: it is a {what}, the value a {type(value).__name__}"
+        f"cannot write {show_path(path)} at an index: it is a {what}, the value a {type(value).__name__}{hint}"
     )
 
 

@@ -253,7 +253,7 @@ class Update:
         ):
             raise StructureError(
                 f"cannot write {show_path(path)} in place: it is a {type(current).__name__}, the value a "
-                f"{type(value).__name__}; use update() to replace it"
+                f"{type(value).__name__}; use update() to replace it, and NonTensorData(dict) for a dict that is a value"
             )
         self.writes.put(node, key, current, (), value)
 
