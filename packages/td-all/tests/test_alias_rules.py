@@ -208,3 +208,40 @@ print(data._consolidated, data.is_consolidated())
         "None [False, False, False]",
         "{'metadata': {}} True",
     ]
+
+
+def test_program_that_replaces_is_writable_maps_no_file_shared(tmp_path):
+    code = """
+import importlib
+from tensordict import MemoryMappedTensor, tensorclass
+module = importlib.import_module("tensordict.memmap")
+original = module._is_writable
+assert original("data") is True
+
+@tensorclass
+class Record:
+    x: torch.Tensor
+
+def add_one(load):
+    data = load()
+    (data if isinstance(data, torch.Tensor) else data.get("x")).add_(1)
+    return TensorDict.load_memmap("data").get("x").tolist()
+
+loads = (
+    lambda: TensorDict.load_memmap("data"),
+    lambda: TensorDict.load("data"),
+    lambda: Record.load("record"),
+    lambda: MemoryMappedTensor.from_filename("data/x.memmap", torch.float32, [2]),
+)
+TensorDict(x=torch.zeros(2)).memmap("data")
+Record(x=torch.zeros(2)).memmap("record")
+module._is_writable = lambda path: False
+print([add_one(load) for load in loads], Record.load("record").x.tolist())
+try:
+    TensorDict.load_memmap("data", mode="r+").get("x").add_(1)
+finally:
+    module._is_writable = original
+print(add_one(loads[0]), module._is_writable is original)
+"""
+    kept = [[0.0, 0.0]] * 4
+    assert run(code, tmp_path) == f"{kept} [0.0, 0.0]\n[2.0, 2.0] True\n"

@@ -169,6 +169,7 @@ ELSEWHERE = {
     ("base", "from_parquet"): ("td_arrow", "from_parquet"),
     ("base", "from_zarr"): ("td_zarr", "from_zarr"),
     ("nn.distributions.composite", "_add_suffix"): ("td_nn._composite", "add_suffix"),
+    ("memmap", "_is_writable"): ("td_memmap._fs", "may_share"),
     ("nn.functional_modules", "_exclude_td_from_pytree"): ("td._private_names", "exclude_from_pytree"),
     ("nn.probabilistic", "_use_generator"): ("td_nn._generators", "use_generator"),
     ("nn.utils", "_set_dispatch_td_nn_modules"): ("td_nn._switches", "set_dispatch"),
@@ -195,6 +196,9 @@ ELSEWHERE = {
     ("utils", "_LockedSchema"): ("td._foreign_pickles", "LockedSchema"),
     ("utils", "_StringOnlyDict"): ("builtins", "dict"),
 }
+
+#: Names of :data:`ELSEWHERE` that programs assign, so that td calls their function instead.
+REPLACEABLE = {("memmap", "_is_writable")}
 
 
 class Alias(ModuleType):
@@ -224,6 +228,12 @@ class Alias(ModuleType):
             raise AttributeError(_absent(self.__name__, name))
         self.__dict__[name] = value
         return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if (self.__dict__.get("_home"), name) in REPLACEABLE:
+            module, there = ELSEWHERE[self._home, name]
+            setattr(import_module(module), there, value)
+        super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
         return sorted({*self.__dict__, *self.__all__})

@@ -115,9 +115,14 @@ def set_size(fd: int, nbytes: int) -> None:
     os.ftruncate(fd, nbytes)
 
 
+def may_share(name: object) -> bool:
+    """Return whether to map a file shared if it is writable; a program of tensordict may replace this function."""
+    return True
+
+
 def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: object) -> tuple[Opened, bool]:
     """Open a file in a ``mode`` of ``load_memmap``; return the file and whether writes reach it."""
-    if mode != "r":
+    if mode == "r+" or (mode is None and may_share(name[-1])):
         try:
             return opener(*name, True), True
         except OSError as error:
