@@ -567,3 +567,16 @@ def test_composite_in_program_of_tensordict_draws_without_gradient(score, monkey
     params = TensorDict(a=TensorDict(loc=LOC.clone().requires_grad_(), scale=SCALE))
     assert not module(TensorDict(params=params))["a"].requires_grad
     assert module.get_dist(TensorDict(params=params)).rsample()["a"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("make", "limit"),
+    [(int, 2**62), (torch.tensor, 2**62), (lambda seed: torch.tensor(seed, dtype=torch.int32), 2**31 - 1)],
+    ids=["int", "int64", "int32"],
+)
+def test_next_seed_is_that_of_tensordict(make, limit):
+    module = normal(default_interaction_type="random", generator="rng")
+    seed = module(data(rng=make(42)))["rng"]
+    other = torch.Generator().manual_seed(42)
+    torch.randn(2, generator=other)
+    assert int(seed) == int(torch.randint(limit, (), generator=other))

@@ -85,6 +85,7 @@ def as_generator(value: object, key: object) -> tuple[torch.Generator, bool]:
 
 
 def draw_seed(generator: torch.Generator, like: Any) -> Tensor | int:
-    """Draw a seed: a tensor if ``like`` is a tensor, else an int."""
-    seed = int(torch.randint(0, 2**31 - 1, (), generator=generator))
+    """Draw a seed: a tensor if ``like`` is a tensor, else an int. Seeds are those that tensordict draws."""
+    most = torch.iinfo(like.dtype).max if isinstance(like, torch.Tensor) else 2**62
+    seed = int(torch.randint(0, min(most, 2**62), (), generator=generator))
     return torch.full_like(like, seed) if isinstance(like, torch.Tensor) else seed
