@@ -83,8 +83,9 @@ class LoadOptions(LoadMemmapOptions):
     complete: bool = True
     #: Factory of the object that writes changed values to a node's directory; None if values are not written back.
     keeper: Callable[..., Any] | None = None
-    #: The same for values that remain in memory when they are changed.
-    copier: Callable[..., Any] | None = None
+    copier: Callable[..., Any] | None = (
+        None  # the same for values that remain in memory when they are changed
+    )
     #: Whether values by rows are read.
     reads_rows: bool = True
 
@@ -212,7 +213,7 @@ class Reader:
         self.nodes: list[Node] = []
         self.linked: dict[tuple[int, int], torch.UntypedStorage] = {}
         self.guessed = False
-        self.keeps: Callable[..., Any] | None = None
+        self.keeps: Any = None
         self.device = _CPU if options.device is None else torch.device(options.device)
         self._device_name = str(self.device)
         # In FakeTensorMode, torch.empty() returns a subclass; then no files are mapped.
@@ -641,18 +642,19 @@ class Reader:
     def _choose_keeper(self) -> Callable[..., Any] | None:
         """Return the factory of keepers: in-place writes to values reach the save if writes to leaves do."""
         leaves = (leaf for node in self.nodes for leaf in node.entries.values())
-        places = [leaf._place for leaf in leaves if isinstance(leaf, MemoryMappedTensor)]
-        is_shared = self.options.mode != "r" and (not places or any(place.shared for place in places))
-        return self.options.keeper if is_shared else self.options.copier
+        shared = [leaf._place.shared for leaf in leaves if isinstance(leaf, MemoryMappedTensor)]
+        reaches = self.options.mode != "r" and (not shared or any(shared))
+        return self.options.keeper if reaches else self.options.copier
 
     def keeper(self, node: Node) -> Any:
         """Return the keeper of the values of a node, which has their directory."""
-        make: Any = self.keeps
         above, tree = node.above if node.outer is None else node.outer, self.tree
         folder = _fs.identify_open(tree.fd(node.parts))
         parent = None if node.parent is None else node.parent.level
         rows = parent is not None and (parent.general or parent.meta.get(_file_names.MAY_HAVE_ROWS) is True)
-        return make(tree.show(node.parts), above, bool(self.options.allow_pickle), folder=folder, rows=rows)
+        return self.keeps(
+            tree.show(node.parts), above, bool(self.options.allow_pickle), folder=folder, rows=rows
+        )
 
     def _check_nested(self, node: Node) -> None:
         size = node.level.batch_size

@@ -125,7 +125,7 @@ class OneHotCategorical(dist.Categorical):
     def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
         logits = self.logits.expand(torch.Size(sample_shape or ()) + self._param.shape)
-        relaxed: Tensor = dist.RelaxedOneHotCategorical(logits.new_ones(()), logits=logits).rsample()  # type: ignore[no-untyped-call]
+        relaxed: Tensor = dist.RelaxedOneHotCategorical(logits.new_ones(()), logits=logits).rsample()
         hard = torch.zeros_like(relaxed).scatter(-1, relaxed.argmax(-1, keepdim=True), 1.0)
         return hard - relaxed.detach() + relaxed
 

@@ -121,7 +121,7 @@ def list_elements(
     if not node.batch_size:
         if not convert_nodes:
             return node
-        found = node.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
+        found: Any = node.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
         # Chat templates ask which fields a message has.
         return _leave_out_unset(node, found) if RULES.follows_tensordict else found
     items = [

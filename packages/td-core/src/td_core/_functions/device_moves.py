@@ -78,7 +78,7 @@ def parse_target(
         if not isinstance(other, (Tensor, Core)):
             raise type_error("to", other, "a tensor or a collection as other")
         device = other.device if device is None else device
-        dtype = other.dtype if dtype is None else dtype
+        dtype = other.dtype if dtype is None else dtype  # type: ignore[union-attr]
     dtype = None if dtype is None else as_dtype(dtype)
     device = None if device is None else as_device(device)
     # A result of attrs() has no leaves, and each entry states a device and a dtype.

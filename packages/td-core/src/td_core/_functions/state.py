@@ -61,8 +61,8 @@ def write_state_dict(
 ) -> OrderedDict[str, object]:
     """Write the leaves into a mapping, see ``state_dict``."""
     target: Any = OrderedDict() if destination is None else destination
-    if not isinstance(target, MutableMapping):
-        raise type_error("state_dict", target, "a mapping as destination")
+    if destination is not None and not isinstance(destination, MutableMapping):
+        raise type_error("state_dict", destination, "a mapping as destination")
     if not isinstance(prefix, str):
         raise type_error("state_dict", prefix, "a string as prefix")
     metadata = getattr(target, "_metadata", None)

@@ -139,7 +139,7 @@ def get_member_entry(member: Any, key: NestedKey, form: dict[str, object]) -> ob
 
 def has_no_form(entries: list[Any] | None) -> bool:
     """Return True if the entries of members are nodes, which programs of tensordict read as without a form."""
-    return RULES.follows_tensordict and bool(entries) and isinstance(entries[0], Core)
+    return RULES.follows_tensordict and any(isinstance(entry, Core) for entry in (entries or ())[:1])
 
 
 def convert_form(
