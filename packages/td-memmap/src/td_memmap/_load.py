@@ -81,11 +81,9 @@ class LoadOptions(LoadMemmapOptions):
     #: The class on which the load was called, and whether declared fields that the save lacks get their defaults.
     named: type | None = None
     complete: bool = True
-    #: Factory of the object that writes changed values to a node's directory; None if values are not written back.
+    #: Factories of keepers: of values that are written to a node's directory, and of those that stay in memory.
     keeper: Callable[..., Any] | None = None
-    copier: Callable[..., Any] | None = (
-        None  # the same for values that remain in memory when they are changed
-    )
+    copier: Callable[..., Any] | None = None
     #: Whether values by rows are read.
     reads_rows: bool = True
 
