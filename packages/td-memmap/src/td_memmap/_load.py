@@ -151,10 +151,8 @@ def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None 
         # Optional files may be missing because another process replaced the save; then the load is repeated.
         return reader.load(), not reader.guessed
 
-    place = (
-        None if subpath is None else partial(find_directory, subpath=subpath, robust_key=options.is_robust)
-    )
-    return retry_on_replace(prefix, load, place)
+    find = partial(find_directory, subpath=subpath, robust_key=options.is_robust)
+    return retry_on_replace(prefix, load, None if subpath is None else find)
 
 
 def retry_on_replace(
@@ -275,9 +273,8 @@ class Reader:
                 raise FormatError(f"{self.tree.show(node.parts)}: {what}")
         if node.members is not None:
             for name in node.members:
-                parts = (*node.parts, name)
-                key_path = (*node.key, name)
-                below.append(Node(parts, key_path, level.batch_size, node.members, name, parent=node))
+                parts, path = (*node.parts, name), (*node.key, name)
+                below.append(Node(parts, path, level.batch_size, node.members, name, parent=node))
         return below
 
     def _locate(self, node: Node, name: str = _file_names.META) -> Location:
