@@ -151,8 +151,10 @@ def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None 
         # Optional files may be missing because another process replaced the save; then the load is repeated.
         return reader.load(), not reader.guessed
 
+    if subpath is None:
+        return retry_on_replace(prefix, load)
     find = partial(find_directory, subpath=subpath, robust_key=options.is_robust)
-    return retry_on_replace(prefix, load, None if subpath is None else find)
+    return retry_on_replace(prefix, load, find)
 
 
 def retry_on_replace(
@@ -293,11 +295,10 @@ class Reader:
             if self.tree.stat_path(parts) is None:
                 what = f"is missing: the directory {parts[-1]!r} is not there"
             raise FormatError(f"{self._locate(node)} {what}") from None
-        options = self.options
-        how = {"robust_key": options.is_robust, "strict": options.strict}
+        how = {"robust_key": self.options.is_robust, "strict": self.options.strict}
         level = read_cached_level(content, **how)
         if level is None:
-            named = partial(node.find_named_class, options.named)
+            named = partial(node.find_named_class, self.options.named)
             level = read_level(content, self._locate(node), node.above, named=named, **how)
         node.level = level = self._as_named(node, level)
         node.leaves = level.leaves
