@@ -196,7 +196,7 @@ def test_write_new_key_creates_expected_shape(index: Any, value: Any, shape: tup
             r"cannot make key 'new' at an index: it has shape \[3, 5\], of which \[3\] are batch dims as beside it",
         ),
         (TensorDict({"a": torch.ones(3, 5)}, [3]), r"batch size \[3\], which does not broadcast"),
-        ({"n": {"new": 1.0}}, r"\('n', 'new'\) has shape \[\]"),
+        ({"n": {"new": torch.ones(3)}}, r"\('n', 'new'\) has shape \[3\]"),
     ],
 )
 def test_write_rows_of_wrong_size_raises_with_key(value: Any, message: str) -> None:
