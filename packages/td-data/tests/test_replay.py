@@ -553,7 +553,7 @@ def test_r9_second_writer_is_refused(tmp_path: Path) -> None:
     two = ReplayBuffer(storage, path=tmp_path / "counters")
     assert set(two.sample(40)["index"].tolist()) == {0, 1, 2}
     with pytest.raises(
-        RuntimeError, match="another process writes to the buffer of .*counters: a buffer has one writer"
+        RuntimeError, match="the buffer of .*counters has a writer, in another process or in this one"
     ):
         fill(two, 3)
     one._counters.close()
@@ -755,6 +755,7 @@ def test_r9_writer_that_starts_again_keeps_values(tmp_path: Path) -> None:
         writer._counters.close()
 
 
+@pytest.mark.filterwarnings("ignore:the values of key .* are not shared")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the reader is forked")
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_r9_forked_reader_sees_values_or_an_error(is_shared: bool, tmp_path: Path) -> None:
@@ -789,6 +790,7 @@ def test_r9_forked_reader_sees_values_or_an_error(is_shared: bool, tmp_path: Pat
         assert found == "seen"
 
 
+@pytest.mark.filterwarnings("ignore:the values of key .* are not shared")
 @pytest.mark.parametrize("share", [lambda rows: rows.share_memory_(), lambda rows: rows.memmap_like()])
 def test_r9_values_in_memory_that_is_shared_by_a_path_are_refused(share: Any, tmp_path: Path) -> None:
     pytest.importorskip("td_memmap"), pytest.importorskip("td_tensorclass")
@@ -799,3 +801,25 @@ def test_r9_values_in_memory_that_is_shared_by_a_path_are_refused(share: Any, tm
     buffer = ReplayBuffer(share(make_tasks(90, 98)))
     buffer.extend(make_tasks(0, 11))
     check_tasks(buffer[:])
+
+
+@pytest.mark.parametrize("take", ["save", "state_dict"])
+def test_r8_write_after_a_state_without_rows_warns_once(take: str, tmp_path: Path) -> None:
+    pytest.importorskip("td_memmap")
+    ring = ReplayBuffer(make_rows(0, 10).memmap_like(tmp_path / "ring"))
+    fill(ring, 5)
+    ring.save(tmp_path / "ring.td") if take == "save" else ring.state_dict()
+    with pytest.warns(UserWarning, match="under wrong numbers. Give the buffer path=, or save again"):
+        fill(ring, 5)
+    fill(ring, 5)
+
+
+def test_r8_ring_with_counters_that_is_written_after_a_save_is_loaded_with_its_rows(tmp_path: Path) -> None:
+    pytest.importorskip("td_memmap")
+    ring = ReplayBuffer(make_rows(0, 10).memmap_like(tmp_path / "ring"), path=tmp_path / "counters")
+    ring.extend(make_rows(0, 15))
+    ring.save(tmp_path / "ring.td")
+    ring.extend(make_rows(15, 4))
+    del ring
+    again = ReplayBuffer.load(tmp_path / "ring.td")
+    assert again.write_count == 19 and again[:]["number"].tolist() == list(range(9, 19))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -85,6 +86,8 @@ class ReplayBuffer:
         is_shared = self.rows is not None and bool(self.rows.is_shared())
         path = None if path is None else os.path.abspath(path)
         self._counters = RingCounters(self.capacity, path, is_shared, not self._stored)
+        #: Whether a state was taken that fits the rows of the storage only until more are written.
+        self._is_noted = False
         #: Number after the newest row whose values this process has.
         self._seen = self.write_count
         unread = None if self._counters.is_private else read_values(self.rows)
@@ -176,6 +179,13 @@ class ReplayBuffer:
             RuntimeError: another process writes.
         """
         rows = self._as_rows(rows)
+        if self._is_noted:
+            warnings.warn(
+                "the state or save of this buffer that was taken before has no rows of its own, and those of the storage change "
+                "now: another process would load them under wrong numbers. Give the buffer path=, or save again",
+                stacklevel=2,
+            )
+            self._is_noted = False
         counters, sampler, count = self._counters, self._sampler, len(rows)
         if self.rows is None:
             if not count:
@@ -326,7 +336,11 @@ class ReplayBuffer:
         return map(self.__getitem__, reversed(range(*self._counters.read())))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and the state of the draws, with the rows if they are in the memory of this process."""
+        """Return the position and the state of the draws, with the rows if they are in the memory of this process.
+
+        Rows of a stored collection that are written later belong to the state too if the buffer has ``path=``. Without it, a
+        warning says that the state is out of date.
+        """
         state = {
             "write_count": self.write_count,
             "reserved": self._counters.reserved,
@@ -336,6 +350,8 @@ class ReplayBuffer:
             "sampler_name": type(self._sampler).__name__,
         }
         own = self.rows is not None and not self._stored and not self.rows.is_shared()
+        on_disk = bool(self._stored) or getattr(self.rows, "saved_path", None) is not None
+        self._is_noted = on_disk and self._counters.path is None
         return {**state, "rows": self.rows.clone()} if own else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -385,7 +401,8 @@ class ReplayBuffer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the state in one file or directory, which is the old one or complete at any time.
 
-        Rows in memory are in it. Of a memory-mapped storage it has the location; another storage is passed to ``load``.
+        Rows in memory are in it. Of a memory-mapped storage it has the location; another storage is passed to ``load``. See
+        :meth:`state_dict` for rows that are written later.
         """
         state = self.state_dict()
         place = None if "rows" in state else getattr(self.rows, "saved_path", None)

@@ -84,7 +84,7 @@ class RingCounters:
         except OSError:
             os.close(handle)
             raise RuntimeError(
-                f"another process writes to the buffer of {self.path}: a buffer has one writer"
+                f"the buffer of {self.path} has a writer, in another process or in this one: a buffer has one; `del` ends it"
             ) from None
         self._handle = handle
         _OWNERS.add(self)

@@ -237,8 +237,8 @@ class EntryMixin(Core):
     def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Any:
         """Remove an entry and return it, or return the default if it is missing.
 
-        An entry that only some members of a lazy stack have is returned as a list: for each member its entry, or the default
-        (None if it is not given).
+        A value that is not a tensor is returned as its node, as by ``get``. An entry that only some members of a lazy stack
+        have is returned as a list: for each member its entry, or the default (None if it is not given).
 
         Raises:
             KeyPathError: the key is missing, and ``default`` is not given.
@@ -308,7 +308,7 @@ class EntryMixin(Core):
 
         Args:
             include_nested: also yield the keys of nested entries, as tuples; a parent precedes its children.
-            leaves_only: yield only the keys of leaves.
+            leaves_only: yield only the keys of leaves, which are tensors, not values such as strings.
             is_leaf: takes the class of an entry, returns True if it is a leaf; by default all but collections.
             sort: sort the keys of each node.
 
