@@ -14,6 +14,9 @@ import td_core
 from td_core import TensorDict, lazy_stack
 from td_data import ReplayBuffer
 
+pytest.importorskip("td_memmap")
+pytest.importorskip("td_tensorclass")
+
 
 def make_tasks(first: int, stop: int) -> TensorDict:
     """Return rows whose values have their numbers."""
@@ -42,7 +45,6 @@ OPENED: dict[str, Any] = {
 def test_r9_reader_of_a_mapped_ring_sees_values_of_the_writer(
     name: str, options: Any, kind: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("td_memmap"), pytest.importorskip("td_tensorclass")
     path = tmp_path / "counters"
     example = make_tasks(90, 91)[0].expand(8) if kind == "value" else make_tasks(90, 98)
     writer = ReplayBuffer(example.memmap_like(tmp_path / "ring", **options), path=path)
@@ -74,7 +76,6 @@ def nest_lazily(rows: TensorDict) -> Any:
 
 @pytest.mark.parametrize("nest", [stack_lazily, nest_lazily])
 def test_r9_reader_of_a_mapped_lazy_stack_sees_values_of_the_writer(nest: Any, tmp_path: Path) -> None:
-    pytest.importorskip("td_memmap"), pytest.importorskip("td_tensorclass")
     path = tmp_path / "counters"
     writer = ReplayBuffer(nest(make_tasks(90, 98)).memmap_like(tmp_path / "ring"), path=path)
     reader = ReplayBuffer(td_core.open(tmp_path / "ring"), path=path)
@@ -85,7 +86,6 @@ def test_r9_reader_of_a_mapped_lazy_stack_sees_values_of_the_writer(nest: Any, t
 
 
 def test_r9_writer_that_starts_again_keeps_values(tmp_path: Path) -> None:
-    pytest.importorskip("td_memmap"), pytest.importorskip("td_tensorclass")
     reader = None
     for first, stop in ((0, 3), (3, 7), (7, 12), (12, 14)):
         storage = make_tasks(90, 91)[0].expand(8).memmap_like(tmp_path / "ring")
@@ -105,7 +105,6 @@ def test_r9_writer_that_starts_again_keeps_values(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the reader is forked")
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_r9_forked_reader_sees_values_or_an_error(is_shared: bool, tmp_path: Path) -> None:
-    pytest.importorskip("td_memmap"), pytest.importorskip("td_tensorclass")
     rows = make_tasks(90, 98)
     buffer = ReplayBuffer(rows.share_memory_() if is_shared else rows.memmap_like(tmp_path / "ring"))
     buffer.extend(make_tasks(0, 3))
@@ -139,7 +138,6 @@ def test_r9_forked_reader_sees_values_or_an_error(is_shared: bool, tmp_path: Pat
 @pytest.mark.filterwarnings("ignore:the values of key .* are not shared")
 @pytest.mark.parametrize("share", [lambda rows: rows.share_memory_(), lambda rows: rows.memmap_like()])
 def test_r9_values_in_memory_that_is_shared_by_a_path_are_refused(share: Any, tmp_path: Path) -> None:
-    pytest.importorskip("td_memmap"), pytest.importorskip("td_tensorclass")
     with pytest.raises(
         ValueError, match=r"do not get the values of 'task' .*: use rows\.memmap_like\(directory\)"
     ):
