@@ -192,6 +192,15 @@ with nn.set_skip_existing(True):
 print(calls)
 """,
     # TorchRL: a storage expands the first row to its size, and programs read one text for each row of a sample.
+    # TorchRL: batches of a loader of text, whose dicts have one number beside lists.
+    "number_in_from_dict_with_batch_size": """
+import numpy as np
+batch = {"text": ["a", "b"], "epoch": 3, "inner": {"done": True}, "rate": np.float32(0.5)}
+for data in (TensorDict.from_dict(batch, batch_size=[2]), TensorDict.from_any(batch, batch_size=[2])):
+    print([(type(row["epoch"]).__name__, row["epoch"], row["inner", "done"], row["text"], float(row["rate"])) for row in data.unbind(0)])
+for data in (TensorDict.from_dict({"n": 3}), TensorDict.from_dict({"n": 3, "x": torch.ones(2)}, auto_batch_size=True)):
+    print(list(data.batch_size), data["n"].tolist())
+""",
     "value_of_one_element_in_expand_and_unsqueeze": """
 data = TensorDict({"t": "a", "n": {"u": "b"}, "x": torch.zeros(3)}, [])
 rows = data.expand(3).clone()

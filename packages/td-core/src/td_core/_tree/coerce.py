@@ -547,6 +547,8 @@ def build_nested(
                 content = None
             else:
                 content = value if type(value) is dict else get_content and get_content(value)
+                if batch_size and get_content and RULES.follows_tensordict and isinstance(value, NUMBERS):
+                    value = as_data(value)
             if type(key) is not str:
                 if get_content and COERCERS.get_fallback() and not isinstance(key, (str, tuple)):
                     content = {"key": as_data(key), "value": value}
