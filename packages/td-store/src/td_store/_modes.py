@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import NoReturn
@@ -52,7 +53,7 @@ class PrivateSource:
 
     def __init__(self, source: Source, memory: Tensor | None = None) -> None:
         self.source, self.shape, self.dtype, self.memory = source, source.shape, source.dtype, memory
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
 
     def __reduce__(self) -> tuple[object, ...]:
         return PrivateSource, (self.source, self.memory)
@@ -69,6 +70,10 @@ class PrivateSource:
                 memory = self.source.read(tuple(slice(0, n, 1) for n in self.shape))
             memory[index] = value
             self.memory = memory
+
+    def hold(self) -> contextlib.AbstractContextManager[object]:
+        """Exclude other writers of the copy during a block."""
+        return self._writing
 
     def flush(self) -> None:
         """Do nothing: the store does not change."""

@@ -191,7 +191,7 @@ def write_view(view: Any, value: Tensor) -> None:
 
 def hold(source: Source) -> contextlib.AbstractContextManager[object]:
     """Exclude other writers of a source during a block that reads a part and writes it, if the source has a lock."""
-    get_lock = getattr(unwrap(source), "hold", None)
+    get_lock = getattr(source, "hold", None)
     return contextlib.nullcontext() if get_lock is None else get_lock()
 
 

@@ -25,6 +25,7 @@ from ._requests import (
     Request,
     fetch,
     find_points,
+    hold,
     request_points,
     request_view,
     write_points,
@@ -288,7 +289,7 @@ def _find_written(
 
 
 def _modify(func: Operation, *args: object, **kwargs: object) -> object:
-    """Apply an operation that writes some of its operands: read, compute, write back."""
+    """Apply an operation that writes some of its operands: read, compute, write back, and exclude other writers meanwhile."""
     flat, spec = pytree.tree_flatten((args, kwargs))
     written: dict[int, StoredTensor] = {}
     blank: dict[int, Tensor] = {}
@@ -296,17 +297,35 @@ def _modify(func: Operation, *args: object, **kwargs: object) -> object:
         written[id(item)] = item
         if overwrites and sum(item is x for x in flat) == 1:
             blank[id(item)] = torch.empty(item.shape, dtype=item.dtype, device=item.device)
-    memory = read_all(blank.get(id(item), item) for item in flat)
-    origin = {id(new): old for new, old in zip(memory, flat) if id(old) in written}
-    args, kwargs = pytree.tree_unflatten(memory, spec)
-    results, spec = pytree.tree_flatten(func(*args, **kwargs))
-    for new, old in zip(memory, flat):
-        view = written.pop(id(old), None)
-        if view is not None:
-            if new.shape != view.shape:
-                raise RuntimeError(f"{func} cannot change the shape of a stored tensor: {list(view.shape)}")
-            _write(view, new)
+    # Read before others are excluded: a thread that holds another operand could wait for one of these.
+    operands = read_all(None if id(item) in written else item for item in flat)
+    with _hold_all(view.source for view in written.values()):
+        memory = read_all(
+            blank.get(id(item), item) if id(item) in written else operand
+            for item, operand in zip(flat, operands)
+        )
+        origin = {id(new): old for new, old in zip(memory, flat) if id(old) in written}
+        args, kwargs = pytree.tree_unflatten(memory, spec)
+        results, spec = pytree.tree_flatten(func(*args, **kwargs))
+        for new, old in zip(memory, flat):
+            view = written.pop(id(old), None)
+            if view is not None:
+                if new.shape != view.shape:
+                    raise RuntimeError(
+                        f"{func} cannot change the shape of a stored tensor: {list(view.shape)}"
+                    )
+                _write(view, new)
     return pytree.tree_unflatten([origin.get(id(result), result) for result in results], spec)
+
+
+@contextlib.contextmanager
+def _hold_all(sources: Iterable[Source]) -> Iterator[None]:
+    """Exclude other writers of some sources during a block; all threads take the locks in one order."""
+    distinct = {(repr(source), id(source)): source for source in sources}
+    with contextlib.ExitStack() as stack:
+        for place in sorted(distinct):
+            stack.enter_context(hold(distinct[place]))
+        yield
 
 
 def _write(view: StoredTensor, value: Tensor) -> None:
@@ -424,6 +443,36 @@ def _index_put(
     return view
 
 
+def _index_fill(func: Operation, view: Tensor, dim: int, index: Tensor, value: object) -> object:
+    """Write a number at positions of a dim."""
+    is_plain = isinstance(view, StoredTensor) and -view.ndim <= dim < view.ndim and index.ndim < 2
+    if not is_plain or index.dtype is not torch.int64:
+        return _modify(func, view, dim, index, value)
+    (index, value) = read_all([index, value])
+    number = func(_make_one(view), 0, torch.zeros(1, dtype=torch.int64, device="cpu"), value)
+    return _index_put(_PUT, view, [*[None] * (dim % view.ndim), index.reshape(-1)], number)
+
+
+def _masked_fill(func: Operation, view: Tensor, mask: Tensor, value: object) -> object:
+    """Write a number where a mask is True."""
+    is_plain = isinstance(view, StoredTensor) and 0 < mask.ndim <= view.ndim and mask.dtype is torch.bool
+    if not is_plain or not all(m in (1, n) for m, n in zip(reversed(mask.shape), reversed(view.shape))):
+        return _modify(func, view, mask, value)
+    mask, value = read_all([mask, value])
+    number = func(_make_one(view), torch.ones(1, dtype=torch.bool, device="cpu"), value)
+    mask = mask.reshape(*[1] * (view.ndim - mask.ndim), *mask.shape)
+    while mask.ndim > 1 and mask.shape[-1] == 1:  # whole rows
+        mask = mask.squeeze(-1)
+    return _index_put(_PUT, view, [mask.expand(view.shape[: mask.ndim])], number)
+
+
+def _make_one(view: Tensor) -> Tensor:
+    return torch.empty(1, dtype=view.dtype, device="cpu")
+
+
+_PUT: Any = torch.ops.aten.index_put_.default
+
+
 def _index_select(func: Operation, view: Tensor, dim: int, index: Tensor) -> object:
     (index,) = read_all([index])
     is_plain = isinstance(view, StoredTensor) and -view.ndim <= dim < view.ndim and index.ndim < 2
@@ -473,6 +522,8 @@ _OPERATIONS: dict[str, Callable[..., object]] = {
     "aten::index_select": _index_select,
     "aten::index_put_": _index_put,
     "aten::_index_put_impl_": _index_put,
+    "aten::index_fill_": _index_fill,
+    "aten::masked_fill_": _masked_fill,
     "aten::copy_": _copy,
     "aten::fill_": _fill,
     "aten::zero_": _fill,
