@@ -26,7 +26,8 @@ class Good(Serializer):
     def save(self, data: Any, location: Path) -> Any:
         encoded = encode(data)
         values = [split_value(value) for value in encoded.values]
-        self.publish((encoded.nodes, encoded.leaves, values), location)
+        leaves = TensorDict({str(place): leaf for place, leaf in enumerate(encoded.leaves)})
+        self.publish((encoded.nodes, leaves, values), location)
         return data
 
     def publish(self, content: Any, location: Path) -> None:
@@ -45,7 +46,7 @@ class Good(Serializer):
                 if file.read(4) != self.magic:
                     raise ValueError("wrong magic")
                 nodes, leaves, values = torch.load(file, weights_only=True)
-                loaded = decode(Encoded(nodes, leaves, [join_value(*value) for value in values]))
+                loaded = decode(Encoded(nodes, [*leaves.values()], [join_value(*value) for value in values]))
             except Exception as error:
                 raise FormatError(f"{location} is damaged: {error}") from error
         return self.choose(loaded, device, keys, rows)

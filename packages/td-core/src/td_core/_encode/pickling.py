@@ -48,7 +48,7 @@ def rebuild_collection(
     """Rebuild the collection that :meth:`PickleMixin.__reduce_ex__` encoded."""
     # ``classes`` makes pickle import or rebuild the classes of nodes before this call. ``attributes`` holds the attributes
     # of all nodes but the root: those of the root may refer to the root, so pickle sets them afterwards.
-    leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
+    leaves = leaves.tensors if isinstance(leaves, Leaves) else _join_jagged(leaves)
     made = decode_all(Encoded(nodes, leaves, values, classes, attributes or {}), {})
     for position, keeper in (keepers or {}).items():
         made[position]._keeper = keeper
@@ -70,13 +70,34 @@ def _encode_for_pickle(node: Core, protocol: int) -> tuple[object, ...]:
     """Return the arguments of :func:`rebuild_collection`."""
     # torch.save uses protocol 2, and its files hold the tensors in the format of torch.
     encoded = encode(node, shared=True)
-    leaves = Leaves(encoded.leaves) if protocol > 2 else _separate_storages(encoded.leaves)
+    leaves = Leaves(encoded.leaves) if protocol > 2 else _split_jagged(_separate_storages(encoded.leaves))
     encoded.attributes.pop(0, None)
     encoded.classes = encoded.reduce_classes()
     keepers = {i: object._keeper for i, object in enumerate(encoded.objects)}
     kept = {i: keeper for i, keeper in keepers.items() if keeper is not None}
     parts = encoded.nodes, leaves, encoded.values, encoded.classes
     return (*parts, encoded.attributes, kept) if kept else make_state(encoded, leaves)
+
+
+def _split_jagged(leaves: list[Tensor]) -> list[object]:
+    """Replace jagged leaves by their parts, which ``torch.load`` reads with ``weights_only`` in every release."""
+    splits = {
+        id(leaf): (*JaggedParts.of(leaf.detach()), leaf.requires_grad, isinstance(leaf, Parameter))
+        for leaf in leaves
+        if leaf.layout is torch.jagged
+    }
+    return [splits.get(id(leaf), leaf) for leaf in leaves]
+
+
+def _join_jagged(leaves: list[Any]) -> list[Tensor]:
+    """Build the leaves that :func:`_split_jagged` has replaced; a leaf that occurs twice is built once."""
+    joined: dict[int, Tensor] = {}
+    for leaf in leaves:
+        if isinstance(leaf, tuple) and id(leaf) not in joined:
+            *parts, grad, is_parameter = leaf
+            made = JaggedParts(*parts).check().join()
+            joined[id(leaf)] = Parameter(made, grad) if is_parameter else made.requires_grad_(grad)
+    return [joined.get(id(leaf), leaf) for leaf in leaves]
 
 
 def make_state(encoded: Encoded, leaves: object) -> tuple[object, ...]:
