@@ -197,7 +197,8 @@ print(calls)
 import numpy as np
 batch = {"text": ["a", "b"], "epoch": 3, "inner": {"done": True}, "rate": np.float32(0.5)}
 for data in (TensorDict.from_dict(batch, batch_size=[2]), TensorDict.from_any(batch, batch_size=[2])):
-    print([(type(row["epoch"]).__name__, row["epoch"], row["inner", "done"], row["text"], float(row["rate"])) for row in data.unbind(0)])
+    for row in data.unbind(0):
+        print(type(row["epoch"]).__name__, row["epoch"], row["inner", "done"], row["text"], float(row["rate"]))
 for data in (TensorDict.from_dict({"n": 3}), TensorDict.from_dict({"n": 3, "x": torch.ones(2)}, auto_batch_size=True)):
     print(list(data.batch_size), data["n"].tolist())
 """,

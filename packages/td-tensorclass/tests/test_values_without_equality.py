@@ -18,9 +18,14 @@ from td_tensorclass import NonTensorData, NonTensorStack, TensorClass, Unbatched
 from td_tensorclass._value_comparisons import is_equal_value
 
 
-@dataclass
+@dataclass(eq=False)
 class Boxes:
     corners: torch.Tensor
+
+    def __eq__(self, other: Any) -> bool:  # as in a dataclass, before Python 3.13
+        return (self.corners,) == (other.corners,)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Raising:

@@ -190,11 +190,16 @@ def rename_in_place(node: Core, old_key: NestedKey, new_key: NestedKey, safe: bo
     with node._edit_together(), restore_on_error(node) if len(nodes) > 1 else nullcontext():
         # An entry that only some members of a lazy stack have is renamed in those; if none has it, an error follows.
         is_plain = len(nodes) == 1 and not safe
-        held = nodes if is_plain else [member for member in nodes if find_holders(member, old)]
+        held = nodes if is_plain else _list_members_with(nodes, old)
         if held and safe and old != new and find_holders(node, new):
             raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
         for member in held or nodes:
             _rename_entry(member, old, new)
+
+
+def _list_members_with(nodes: list[Core], path: tuple[str, ...]) -> list[Core]:
+    # Dynamo of torch 2.15 cannot trace a comprehension in a `with` statement of two contexts in Python 3.13.
+    return [member for member in nodes if find_holders(member, path)]
 
 
 def rename_entries(node: CoreT, mapping: Mapping[NestedKey, NestedKey], strict: bool) -> CoreT:

@@ -72,6 +72,7 @@ class WatchedOs:
             self._see(name)
             return member(*args, **kwargs)
 
+        setattr(self, name, call)  # shutil compares the calls by identity
         return call
 
 
