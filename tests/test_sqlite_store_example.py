@@ -72,7 +72,7 @@ def test_store_has_at_most_sixty_lines() -> None:
 def test_every_format_works_on_store(
     package: str, name: str, options: Any, module: Any, tmp_path: Path
 ) -> None:
-    pytest.importorskip(package, exc_type=ImportError)
+    pytest.importorskip(package)
     data = TensorDict({"a": torch.arange(12.0).view(6, 2), "n": {"b": torch.arange(6)}}, [6])
     store = module.SqliteStore(str(tmp_path / "objects.sqlite"), "data")
     td_core.save(data, store, format=name, **options)
@@ -84,7 +84,7 @@ def test_every_format_works_on_store(
 
 def test_example_prints_rows_of_each_format() -> None:
     for package in ("td_safetensors", "td_memmap", "td_hdf5", "td_zarr", "td_arrow"):
-        pytest.importorskip(package, exc_type=ImportError)
+        pytest.importorskip(package)
     done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [

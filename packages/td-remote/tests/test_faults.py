@@ -97,7 +97,7 @@ def test_upload_to_failing_server_is_repeated_or_an_error(
 def save_in(name: str, data: TensorDict, tmp_path: Path) -> Path:
     """Save a collection in a format, and return its path."""
     packages = {"tdz": "memmap", "parquet": "arrow"}
-    pytest.importorskip(f"td_{packages.get(name, name)}", exc_type=ImportError)
+    pytest.importorskip(f"td_{packages.get(name, name)}")
     suffix = {"memmap": "", "hdf5": ".h5"}.get(name, f".{name}")
     path = tmp_path / f"data{suffix}"
     if name == "memmap":

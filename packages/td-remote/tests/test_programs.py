@@ -34,7 +34,7 @@ FORMATS = {
 def require(name: str) -> str:
     """Return the end of the location of a format; skip the test without its package."""
     suffix, package = FORMATS[name]
-    pytest.importorskip(f"td_{package}", exc_type=ImportError)
+    pytest.importorskip(f"td_{package}")
     return suffix
 
 

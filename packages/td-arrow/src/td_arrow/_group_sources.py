@@ -216,8 +216,8 @@ def _read_rows(requests: Sequence[tuple[GroupSource, SourceIndex]]) -> list[Tens
         file, number = groups[group]
         leaves = opened[file].decode(sources, number)
         for result, leaf in zip(results, leaves, strict=True):
-            # torch has no index_put for unsigned integers.
+            # torch has no index_put for unsigned integers, and before torch 2.5 no index.
             signed = _SIGNED.get(result.dtype, result.dtype)
-            result.view(signed)[places] = leaf[part].view(signed)
+            result.view(signed)[places] = leaf.view(signed)[part]
     cells = [(slice(None), *index[1:]) for _, index in requests]
     return [result[index].contiguous() for result, index in zip(results, cells, strict=True)]

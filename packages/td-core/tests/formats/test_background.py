@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_future_is_done_after_all_futures() -> None:
     future.add_done_callback(called.append)
     second.set_result(1)
     assert not future.done() and not called
-    with pytest.raises(TimeoutError):
+    with pytest.raises(futures.TimeoutError):  # in Python 3.10 not the builtin one
         future.result(timeout=0)
     first.set_result(2)
     assert future.result() == "all" and called == [future]

@@ -14,13 +14,18 @@ from td_core import CodecError, TensorDict
 from td_core._formats.saving import check_whole, list_shards, save_together
 from td_core._kinds.checkpoint import load_into, make_checkpoint
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
+    pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning"),  # of torch 2.4
+]
 
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Iterator[Any]:
     """Return a DTensor of the only rank."""
     tensors = pytest.importorskip("torch.distributed.tensor")
+    if not hasattr(tensors, "distribute_tensor"):  # before torch 2.5
+        tensors = pytest.importorskip("torch.distributed._tensor")
     torch.distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         mesh = torch.distributed.init_device_mesh("cpu", (1,))

@@ -45,7 +45,7 @@ def make_kinds(folder: Path, start: float) -> dict[str, Any]:
     kinds = {
         "plain": make(torch.clone, start),
         "parameters": TensorDictParams(make(torch.clone, start)),
-        "buffers": make(nn.Buffer, start),
+        "buffers": make(getattr(nn, "Buffer", torch.clone), start),  # torch 2.4 has no Buffer
         "first": make(lambda leaf: leaf.as_subclass(First), start),
         "second": make(lambda leaf: leaf.as_subclass(Second), start),
         "derived": make(lambda leaf: leaf.as_subclass(Derived), start),

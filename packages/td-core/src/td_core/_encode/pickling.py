@@ -81,11 +81,12 @@ def _encode_for_pickle(node: Core, protocol: int) -> tuple[object, ...]:
 
 def _split_jagged(leaves: list[Tensor]) -> list[object]:
     """Replace jagged leaves by their parts, which ``torch.load`` reads with ``weights_only`` in every release."""
-    splits = {
-        id(leaf): (*JaggedParts.of(leaf.detach()), leaf.requires_grad, isinstance(leaf, Parameter))
-        for leaf in leaves
-        if leaf.layout is torch.jagged
-    }
+    splits: dict[int, object] = {}
+    for leaf in leaves:
+        if leaf.layout is torch.jagged and id(leaf) not in splits:
+            parts = JaggedParts.of(leaf)
+            parts = parts._replace(values=parts.values.detach())
+            splits[id(leaf)] = (*parts, leaf.requires_grad, isinstance(leaf, Parameter))
     return [splits.get(id(leaf), leaf) for leaf in leaves]
 
 

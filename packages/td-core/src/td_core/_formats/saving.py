@@ -350,6 +350,7 @@ def list_shards(leaves: Iterable[Tensor]) -> list[Any]:
     >>> list_shards([torch.ones(2)])
     []
     """
-    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
-    cls = getattr(module, "DTensor", None)
+    # It is in the second module before torch 2.5.
+    modules = map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed._tensor"))
+    cls = next(filter(None, (getattr(module, "DTensor", None) for module in modules)), None)
     return [] if cls is None else [leaf for leaf in leaves if isinstance(leaf, cls)]

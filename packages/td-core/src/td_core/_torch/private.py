@@ -64,11 +64,11 @@ def _find_tested(path: str, call: Callable[[object], object]) -> Any:
 #: leaves modes on ends in a recursion of torch.compile under a mode, as the one of ``torch.set_default_device()``.
 without_torch_function: Any = _find("_C.DisableTorchFunction")
 
+_RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+
 #: ``object.__new__``; a function for torch before 2.13, whose torch.compile cannot trace the builtin.
 new_object: Callable[[type[T]], T] = (
-    object.__new__
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-    else lambda cls: object.__new__(cls)
+    object.__new__ if _RELEASE >= (2, 13) else lambda cls: object.__new__(cls)
 )
 
 #: Function that asserts a condition, also in a graph of torch.compile.
@@ -478,7 +478,8 @@ def increase_versions(tensors: list[Tensor]) -> None:
     >>> tensor._version
     1
     """
-    increase = _find_tested("_C._increment_version", _increase_two)
+    # Before torch 2.6, the function takes one tensor.
+    increase = _find_tested("_C._increment_version", _increase_two) if _RELEASE >= (2, 6) else None
     if increase is not None:
         increase(tensors)
         return
