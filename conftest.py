@@ -59,20 +59,21 @@ def make_special() -> dict[str, Callable[[Path], object]]:
     }
 
 
+def _folders_in(variable: str) -> list[Path]:
+    return [ROOT / folder for folder in os.environ.get(variable, "").split(",") if folder]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that another environment runs, and expect failures of the oldest dependencies.
 
     Tests marked ``once`` run in the folders of ``TD_ONCE_TESTS_IN``, or everywhere without the variable. Of the folders
-    ``TD_SAMPLE_TESTS_OF``, a third runs, chosen by the names of the tests, and all tests of files that name plugins or a
+    ``TD_SAMPLE_TESTS_OF``, a sixth runs, chosen by the names of the tests, and all tests of files that name plugins or a
     package beside their own and td_core. Tests listed in the file ``TD_EXPECTED_FAILURES`` must fail.
     """
     if path := os.environ.get("TD_EXPECTED_FAILURES"):
         expect_failures(items, Path(path).read_text(encoding="utf-8"))
 
-    def folders_in(variable: str) -> list[Path]:
-        return [ROOT / folder for folder in os.environ.get(variable, "").split(",") if folder]
-
-    once, sampled = folders_in("TD_ONCE_TESTS_IN"), folders_in("TD_SAMPLE_TESTS_OF")
+    once, sampled = _folders_in("TD_ONCE_TESTS_IN"), _folders_in("TD_SAMPLE_TESTS_OF")
 
     @functools.cache
     def names_plugins(path: Path) -> bool:
@@ -84,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "TD_ONCE_TESTS_IN" in os.environ and item.get_closest_marker("once") is not None:
             return any(map(item.path.is_relative_to, once))
         if any(map(item.path.is_relative_to, sampled)) and not names_plugins(item.path):
-            return zlib.crc32(item.nodeid.encode()) % 3 == 0
+            return zlib.crc32(item.nodeid.encode()) % 6 == 0
         return True
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
@@ -92,10 +93,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip test files without smoke cases for ``-m smoke``: importing all files takes longer than the smoke cases."""
-    if config.option.markexpr != "smoke" or not collection_path.match("test_*.py"):
+    """Skip test files without smoke cases for ``-m smoke``, and files marked ``once`` that another environment runs.
+
+    Importing all files takes longer than the smoke cases, and than many of those environments need for their tests.
+    """
+    if not collection_path.match("test_*.py"):
         return None
-    return "pytest.mark.smoke" not in collection_path.read_text(encoding="utf-8") or None
+    text = collection_path.read_text(encoding="utf-8")
+    if config.option.markexpr == "smoke" and "pytest.mark.smoke" not in text:
+        return True
+    is_once = re.search(r"^pytestmark = \[?\s*pytest\.mark\.once\b", text, re.MULTILINE) is not None
+    runs_here = any(map(collection_path.is_relative_to, _folders_in("TD_ONCE_TESTS_IN")))
+    return True if is_once and "TD_ONCE_TESTS_IN" in os.environ and not runs_here else None
 
 
 def expect_failures(items: list[pytest.Item], text: str) -> None:

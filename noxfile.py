@@ -290,7 +290,7 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     """Test one combination of packages on one device.
 
     The tests of a package run in the environment that has only this package and those that it needs, and in the one that has all
-    packages; there, a third of its tests. The tests in ``tests/``, which cover several packages or missing packages, run in every
+    packages; there, a sixth of its tests. The tests in ``tests/``, which cover several packages or missing packages, run in every
     combination. A test marked ``once`` runs in one environment: of a package with td-core alone, of ``tests/`` with all
     packages. On a GPU, the environment with all packages runs every test.
     """

@@ -13,6 +13,8 @@ import td_core
 from td_core import TensorDict, lazy_stack
 from td_core.errors import LockedError
 
+pytestmark = pytest.mark.once  # with all packages, every source is there
+
 INDEX = torch.tensor([2, 0])
 FULL = torch.tensor([[0, 1, 0], [1, 1, 0]])
 

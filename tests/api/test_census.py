@@ -19,6 +19,8 @@ import td_core
 from td_core import TensorDict
 from td_core._functions.torch_function import TABLE
 
+pytestmark = pytest.mark.once  # the page is the same in every environment
+
 PAGE = (Path(__file__).parents[2] / "docs/reference/torch.md").read_text(encoding="utf-8")
 #: The release of torch whose names the page lists.
 RELEASE = re.search(r"in torch (\d+\.\d+)", PAGE)[1]  # type: ignore[index]
