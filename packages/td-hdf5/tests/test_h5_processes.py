@@ -20,6 +20,7 @@ import td_core
 from td_core import TensorDict
 from td_core.errors import FormatError
 from td_hdf5 import PersistentTensorDict
+from td_hdf5._h5_files import close_file, open_by_path
 
 OPTIONS: list[dict[str, Any]] = [{}, {"chunks": 4}, {"chunks": 4, "compression": "gzip"}]
 _SERVER = """
@@ -253,6 +254,15 @@ def test_append_by_threads_adds_all_rows(options: dict[str, Any], tmp_path: Path
     assert sorted(td_core.load(path)["a"].tolist()) == sorted(2 * expected)
 
 
+def test_append_waits_until_another_thread_has_closed_the_file(path: str) -> None:
+    file = open_by_path(path)
+    timer = threading.Timer(0.1, close_file, [file])
+    timer.start()
+    td_core.append(td_core.load(path)[:1], path)
+    timer.join()
+    assert td_core.load(path).batch_size == (13,)
+
+
 def test_append_by_two_processes_at_once_adds_all_rows(path: str, other: Callable[[str], None]) -> None:
     code = f"""
 for _ in range(6):
@@ -285,6 +295,24 @@ def test_write_rows_by_threads_at_positions_keeps_all_rows(path: str) -> None:
         rows = td_core.load(path)["a"][worker::4]
         assert rows[-1].tolist() == [-worker - 1.0, worker + 1.0, -worker - 1.0]
         assert rows[1:, 1].tolist() == [worker + 1.0] * 2
+
+
+def test_operations_in_place_by_threads_keep_all_rows(path: str) -> None:
+    opened = td_core.open(path, mode="r+")
+
+    def work(worker: int) -> None:
+        leaf = opened["a"] if worker % 2 else td_core.open(path, mode="r+")["a"]
+        for row in range(worker, 12, 4):
+            leaf.index_add_(0, torch.tensor([row]), torch.ones(1, 3))
+            leaf.masked_scatter_((torch.arange(12) == row)[:, None], torch.full((3,), worker + 1.0))
+            leaf.index_fill_(0, torch.tensor([row]), worker + 2.0)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert td_core.load(path)["a"][:, 0].tolist() == [2.0, 3.0, 4.0, 5.0] * 3
 
 
 def _use(opened: Any) -> None:

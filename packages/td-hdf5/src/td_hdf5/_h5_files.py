@@ -34,6 +34,8 @@ from td_store.files import allocate_file, identify_file
 
 #: Longest time to wait for another program that has the file open for writing, in seconds.
 _PATIENCE = 10.0
+#: Longest time to wait until another thread has closed a file that is no longer used, in seconds.
+_CLOSING = 0.5
 #: The most times that a file is opened again because a save has replaced it meanwhile.
 _ATTEMPTS = 100
 #: What a block has changed: nothing, elements through a mapping, or what HDF5 caches.
@@ -127,16 +129,17 @@ def open_by_path(path: str, *, write: bool = False) -> h5py.h5f.FileID:
     """Open an HDF5 file, and return its ``FileID``. Wait a while if another program has it open for writing."""
     _check_file(path)
     flags = h5py.h5f.ACC_RDWR if write else h5py.h5f.ACC_RDONLY
-    end = time.monotonic() + _PATIENCE
+    start = time.monotonic()
     while True:
         try:
             return h5py.h5f.open(os.fsencode(path), flags, make_access())
         except H5_ERRORS as error:
             text = show_error(error)
+            patience = _PATIENCE if "unable to lock" in text else _CLOSING if "already open" in text else 0
+            if time.monotonic() < start + patience:
+                time.sleep(0.005)
+                continue
             if "unable to lock" in text:
-                if time.monotonic() < end:
-                    time.sleep(0.005)
-                    continue
                 raise _make_busy_error(path) from error
             if "already open" in text:
                 raise BlockingIOError(

@@ -280,6 +280,19 @@ class SourceTests:
             list(pool.map(work, range(8)))
         check_equal(stored, array)
 
+    def test_threads_that_change_rows_keep_those_of_others(self, tmp_path: Path) -> None:
+        stored = StoredTensor(self.make(torch.zeros(64, 3), tmp_path))
+        if not hasattr(stored.source, "hold"):
+            pytest.skip("the source has no hold()")
+
+        def work(number: int) -> None:
+            for row in range(number, 64, 8):
+                stored.index_add_(0, torch.tensor([row]), torch.full((1, 3), row + 1.0))
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        check_equal(stored, torch.arange(1.0, 65.0)[:, None].expand(64, 3))
+
     @pytest.mark.parametrize("method", METHODS)
     def test_other_process_reads_and_writes(self, method: str, tmp_path: Path) -> None:
         array = _make((4, 3))
