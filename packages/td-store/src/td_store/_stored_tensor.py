@@ -298,23 +298,17 @@ def _modify(func: Operation, *args: object, **kwargs: object) -> object:
         if overwrites and sum(item is x for x in flat) == 1:
             blank[id(item)] = torch.empty(item.shape, dtype=item.dtype, device=item.device)
     # Read before others are excluded: a thread that holds another operand could wait for one of these.
-    operands = read_all(None if id(item) in written else item for item in flat)
+    early = read_all(blank.get(id(item), None if id(item) in written else item) for item in flat)
     with _hold_all(view.source for view in written.values()):
-        memory = read_all(
-            blank.get(id(item), item) if id(item) in written else operand
-            for item, operand in zip(flat, operands)
-        )
+        memory = read_all(item if read is None else read for item, read in zip(flat, early))
         origin = {id(new): old for new, old in zip(memory, flat) if id(old) in written}
         args, kwargs = pytree.tree_unflatten(memory, spec)
         results, spec = pytree.tree_flatten(func(*args, **kwargs))
-        for new, old in zip(memory, flat):
-            view = written.pop(id(old), None)
-            if view is not None:
-                if new.shape != view.shape:
-                    raise RuntimeError(
-                        f"{func} cannot change the shape of a stored tensor: {list(view.shape)}"
-                    )
-                _write(view, new)
+        changed = {id(old): new for new, old in zip(memory, flat)}
+        for key, view in written.items():
+            if changed[key].shape != view.shape:
+                raise RuntimeError(f"{func} cannot change the shape of a stored tensor: {list(view.shape)}")
+            _write(view, changed[key])
     return pytree.tree_unflatten([origin.get(id(result), result) for result in results], spec)
 
 
@@ -443,7 +437,7 @@ def _index_put(
     return view
 
 
-def _index_fill(func: Operation, view: Tensor, dim: int, index: Tensor, value: object) -> object:
+def _fill_positions(func: Operation, view: Tensor, dim: int, index: Tensor, value: object) -> object:
     """Write a number at positions of a dim."""
     is_plain = isinstance(view, StoredTensor) and -view.ndim <= dim < view.ndim and index.ndim < 2
     if not is_plain or index.dtype is not torch.int64:
@@ -453,7 +447,7 @@ def _index_fill(func: Operation, view: Tensor, dim: int, index: Tensor, value: o
     return _index_put(_PUT, view, [*[None] * (dim % view.ndim), index.reshape(-1)], number)
 
 
-def _masked_fill(func: Operation, view: Tensor, mask: Tensor, value: object) -> object:
+def _fill_mask(func: Operation, view: Tensor, mask: Tensor, value: object) -> object:
     """Write a number where a mask is True."""
     is_plain = isinstance(view, StoredTensor) and 0 < mask.ndim <= view.ndim and mask.dtype is torch.bool
     if not is_plain or not all(m in (1, n) for m, n in zip(reversed(mask.shape), reversed(view.shape))):
@@ -522,8 +516,8 @@ _OPERATIONS: dict[str, Callable[..., object]] = {
     "aten::index_select": _index_select,
     "aten::index_put_": _index_put,
     "aten::_index_put_impl_": _index_put,
-    "aten::index_fill_": _index_fill,
-    "aten::masked_fill_": _masked_fill,
+    "aten::index_fill_": _fill_positions,
+    "aten::masked_fill_": _fill_mask,
     "aten::copy_": _copy,
     "aten::fill_": _fill,
     "aten::zero_": _fill,
