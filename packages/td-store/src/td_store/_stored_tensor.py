@@ -431,6 +431,10 @@ def _index_put(
             f"Index put requires the source and destination dtypes match, got {view.dtype} for the destination and "
             f"{value.dtype} for the source."
         )
+    return _put(view, indices, value, accumulate)
+
+
+def _put(view: StoredTensor, indices: Sequence[Tensor | None], value: Tensor, accumulate: bool) -> Tensor:
     points = find_points(view.shape, indices)
     if view.numel() and 0 not in points.shape:
         write_points(view, points, value.cpu(), accumulate)
@@ -439,32 +443,30 @@ def _index_put(
 
 def _fill_positions(func: Operation, view: Tensor, dim: int, index: Tensor, value: object) -> object:
     """Write a number at positions of a dim."""
-    is_plain = isinstance(view, StoredTensor) and -view.ndim <= dim < view.ndim and index.ndim < 2
-    if not is_plain or index.dtype is not torch.int64:
+    fits = -view.ndim <= dim < view.ndim and index.ndim < 2 and index.dtype is torch.int64
+    if not isinstance(view, StoredTensor) or not fits:
         return _modify(func, view, dim, index, value)
-    (index, value) = read_all([index, value])
+    index, value = read_all([index, value])
     number = func(_make_one(view), 0, torch.zeros(1, dtype=torch.int64, device="cpu"), value)
-    return _index_put(_PUT, view, [*[None] * (dim % view.ndim), index.reshape(-1)], number)
+    return _put(view, [*[None] * (dim % view.ndim), index.reshape(-1)], number, False)
 
 
 def _fill_mask(func: Operation, view: Tensor, mask: Tensor, value: object) -> object:
     """Write a number where a mask is True."""
-    is_plain = isinstance(view, StoredTensor) and 0 < mask.ndim <= view.ndim and mask.dtype is torch.bool
-    if not is_plain or not all(m in (1, n) for m, n in zip(reversed(mask.shape), reversed(view.shape))):
+    fits = 0 < mask.ndim <= view.ndim and mask.dtype is torch.bool
+    fits = fits and all(m in (1, n) for m, n in zip(reversed(mask.shape), reversed(view.shape)))
+    if not isinstance(view, StoredTensor) or not fits:
         return _modify(func, view, mask, value)
     mask, value = read_all([mask, value])
     number = func(_make_one(view), torch.ones(1, dtype=torch.bool, device="cpu"), value)
     mask = mask.reshape(*[1] * (view.ndim - mask.ndim), *mask.shape)
     while mask.ndim > 1 and mask.shape[-1] == 1:  # whole rows
         mask = mask.squeeze(-1)
-    return _index_put(_PUT, view, [mask.expand(view.shape[: mask.ndim])], number)
+    return _put(view, [mask.expand(view.shape[: mask.ndim])], number, False)
 
 
 def _make_one(view: Tensor) -> Tensor:
     return torch.empty(1, dtype=view.dtype, device="cpu")
-
-
-_PUT: Any = torch.ops.aten.index_put_.default
 
 
 def _index_select(func: Operation, view: Tensor, dim: int, index: Tensor) -> object:
