@@ -97,14 +97,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
     Importing all files takes longer than the smoke cases, and than many of those environments need for their tests.
     """
-    if not collection_path.match("test_*.py"):
+    smoke = config.option.markexpr == "smoke"
+    here = any(map(collection_path.is_relative_to, _folders_in("TD_ONCE_TESTS_IN")))
+    elsewhere = "TD_ONCE_TESTS_IN" in os.environ and not here
+    if not (smoke or elsewhere) or not collection_path.match("test_*.py"):
         return None
     text = collection_path.read_text(encoding="utf-8")
-    if config.option.markexpr == "smoke" and "pytest.mark.smoke" not in text:
-        return True
-    is_once = re.search(r"^pytestmark = \[?\s*pytest\.mark\.once\b", text, re.MULTILINE) is not None
-    runs_here = any(map(collection_path.is_relative_to, _folders_in("TD_ONCE_TESTS_IN")))
-    return True if is_once and "TD_ONCE_TESTS_IN" in os.environ and not runs_here else None
+    is_once = re.search(r"^pytestmark = \[?\s*pytest\.mark\.once\b", text, re.MULTILINE)
+    return (smoke and "pytest.mark.smoke" not in text) or (elsewhere and bool(is_once)) or None
 
 
 def expect_failures(items: list[pytest.Item], text: str) -> None:
