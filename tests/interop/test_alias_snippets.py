@@ -191,7 +191,6 @@ with nn.set_skip_existing(True):
     nn.TensorDictModule(calls.append, ["a"], [])(TensorDict(a=torch.zeros(1)))
 print(calls)
 """,
-    # TorchRL: a storage expands the first row to its size, and programs read one text for each row of a sample.
     # TorchRL: batches of a loader of text, whose dicts have one number beside lists.
     "number_in_from_dict_with_batch_size": """
 import numpy as np
@@ -202,6 +201,7 @@ for data in (TensorDict.from_dict(batch, batch_size=[2]), TensorDict.from_any(ba
 for data in (TensorDict.from_dict({"n": 3}), TensorDict.from_dict({"n": 3, "x": torch.ones(2)}, auto_batch_size=True)):
     print(list(data.batch_size), data["n"].tolist())
 """,
+    # TorchRL: a storage expands the first row to its size, and programs read one text for each row of a sample.
     "value_of_one_element_in_expand_and_unsqueeze": """
 data = TensorDict({"t": "a", "n": {"u": "b"}, "x": torch.zeros(3)}, [])
 rows = data.expand(3).clone()
